@@ -1,0 +1,151 @@
+"""What a node asks of an engine: compute KV into pool pages, or load KV from pool pages and speak.
+
+An engine runs in processes of its own and shares the host pool's memory with the node; only the small messages below
+pass between them. The node owns the pages: it may free a job's pages once that job's stream has ended (Loaded frees
+those of a generation earlier) or the engine process is dead, never before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import msgspec
+
+from kvcache.control import Sampling, TokenLogprob
+
+
+class PrefillCommand(msgspec.Struct, frozen=True, tag=True):
+    """Compute tokens [0, stop) on the absolute chunk grid and export [start, stop) into ``pages``."""
+
+    job: str
+    token_ids: tuple[int, ...]
+    start: int
+    stop: int
+    pages: tuple[int, ...]
+    priority: int = 0
+
+
+class GenerateCommand(msgspec.Struct, frozen=True, tag=True):
+    """Speak after ``token_ids``. ``loaded`` tokens of KV lie in ``pages`` (0: none, prefill in place).
+
+    ``loaded`` is 0 or len(token_ids) - 1: the engine always runs the last prompt token itself, as a step of one token.
+    """
+
+    job: str
+    token_ids: tuple[int, ...]
+    loaded: int
+    pages: tuple[int, ...]
+    sampling: Sampling
+
+
+class CancelCommand(msgspec.Struct, frozen=True, tag=True):
+    """End a job within one chunk; its stream ends with Cancelled."""
+
+    job: str
+
+
+class EngineInfo(msgspec.Struct, frozen=True, tag=True):
+    """Sent once, when the model is loaded and the self-check has passed."""
+
+    architecture: str
+    dtype: str
+    context_tokens: int
+    vocab_size: int
+    chunk_tokens: int
+    eos_token_ids: tuple[int, ...]
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+
+
+class Loading(msgspec.Struct, frozen=True, tag=True):
+    """Progress before EngineInfo."""
+
+    stage: str
+    fraction: float
+
+
+class Exported(msgspec.Struct, frozen=True, tag=True):
+    """All pieces of the job's plan below ``next_seq`` lie in the pool and will not be touched again."""
+
+    job: str
+    next_seq: int
+
+
+class PrefillFinished(msgspec.Struct, frozen=True, tag=True):
+    """Terminal: the last piece was exported. ``compute_s`` is from the first chunk's start to the last one's end."""
+
+    job: str
+    compute_s: float
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True):
+    """The generation has copied its KV out of the pool; its pages may be freed."""
+
+    job: str
+
+
+class Token(msgspec.Struct, frozen=True, tag=True):
+    """One sampled token; ``logprobs`` holds the chosen one first, then the likeliest, where asked for."""
+
+    job: str
+    token_id: int
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+class GenerationFinished(msgspec.Struct, frozen=True, tag=True):
+    """Terminal: ``reason`` is ``stop`` (an end token, not itself emitted as Token) or ``length``."""
+
+    job: str
+    reason: str
+
+
+class JobCancelled(msgspec.Struct, frozen=True, tag=True):
+    """Terminal: the engine touches nothing of the job any more."""
+
+    job: str
+    prefilled_tokens: int = 0
+
+
+class JobFailed(msgspec.Struct, frozen=True, tag=True):
+    """Terminal: this job went wrong; the engine goes on."""
+
+    job: str
+    cause: str
+    detail: str
+
+
+class Pulse(msgspec.Struct, frozen=True, tag=True):
+    """Every half second from a thread of the engine process, busy or not; silence means stopped or dead."""
+
+    running: int
+    prefill_queue: int
+
+
+Command = PrefillCommand | GenerateCommand | CancelCommand
+JobEvent = Exported | PrefillFinished | Loaded | Token | GenerationFinished | JobCancelled | JobFailed
+EngineEvent = EngineInfo | Loading | Pulse | JobEvent
+
+
+class EngineLost(Exception):
+    """The engine process died, hung or broke the protocol; it is dead by the time this is raised."""
+
+
+class Engine(Protocol):
+    """One engine as its node sees it."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """What was loaded."""
+
+    def submit(self, command: PrefillCommand | GenerateCommand) -> AsyncIterator[JobEvent]:
+        """Run a job; the stream ends with its terminal event. Raises EngineLost. Closing it early cancels the job."""
+
+    async def cancel(self, job: str) -> None:
+        """Ask the job to end within one chunk; its stream then ends with JobCancelled. Unknown jobs are ignored."""
+
+    async def wait_lost(self) -> str:
+        """Return, with the cause, when the engine process is dead: never while it is healthy."""
+
+    async def close(self) -> None:
+        """End the process and wait for it. Idempotent."""

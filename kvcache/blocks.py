@@ -1,0 +1,163 @@
+"""Pages of the host pool: where each piece of a cache lies, and who owns which page. No tensors, no memory, no I/O.
+
+A page holds ``block_tokens`` tokens of one layer of one group, tensor after tensor, each at a fixed offset (K of 64
+tokens, then V of 64 tokens), on the absolute block grid. States run on over as many pages as they need. All pages have
+one size, that of the largest block, so the pool never fragments and room for a transfer is a plain count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvcache.layout import GroupKind, GroupSpec, KVLayout
+from kvcache.plan import Piece
+
+PAGE_ALIGNMENT = 4096
+
+
+class PoolFull(Exception):
+    """Fewer pages are free than were asked for; nothing was taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A contiguous stretch of one page."""
+
+    page: int
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageGeometry:
+    """How a layout's tensors map onto pages of ``page_bytes``."""
+
+    layout: KVLayout
+    block_tokens: int
+    page_bytes: int
+
+    @classmethod
+    def of(cls, layout: KVLayout, block_tokens: int = 64) -> PageGeometry:
+        """The smallest page, in multiples of 4 KiB, that holds a block of every token group.
+
+        A layout of states alone uses 64 KiB pages.
+        """
+        largest = max(
+            (layer.nbytes * block_tokens for g in layout.groups if g.kind is not GroupKind.STATE for layer in g.layers),
+            default=65536,
+        )
+        return cls(layout, block_tokens, -(-largest // PAGE_ALIGNMENT) * PAGE_ALIGNMENT)
+
+    def pages_for(self, start: int, stop: int) -> int:
+        """Pages that a transfer of tokens [start, stop) occupies."""
+        return sum(self._layer_pages(g, n, start, stop) for g, n in self._layers())
+
+    def table(self, start: int, stop: int, pages: Sequence[int]) -> PageTable:
+        """Lay tokens [start, stop) over ``pages``, which must be exactly as many as ``pages_for`` says."""
+        if len(pages) != self.pages_for(start, stop):
+            raise ValueError(f"[{start}, {stop}) takes {self.pages_for(start, stop)} pages, got {len(pages)}")
+        first: dict[tuple[int, int], int] = {}
+        taken = 0
+        for g, n in self._layers():
+            first[g, n] = taken
+            taken += self._layer_pages(g, n, start, stop)
+        return PageTable(self, start, stop, tuple(pages), first)
+
+    def _layers(self) -> list[tuple[int, int]]:
+        return [(g, n) for g, group in enumerate(self.layout.groups) for n in range(len(group.layers))]
+
+    def _layer_pages(self, g: int, n: int, start: int, stop: int) -> int:
+        group = self.layout.groups[g]
+        if group.kind is GroupKind.STATE:
+            return -(-group.layers[n].nbytes // self.page_bytes)
+        return -(-stop // self.block_tokens) - self.first_block(group, start, stop)
+
+    def first_block(self, group: GroupSpec, start: int, stop: int) -> int:
+        """The first block, on the absolute grid, that a transfer of [start, stop) holds of a token group."""
+        token = start if group.kind is GroupKind.FULL else group.first_token(stop)
+        return token // self.block_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class PageTable:
+    """The pages of one transfer, in canonical order, and the way from a piece to its bytes."""
+
+    geometry: PageGeometry
+    start: int
+    stop: int
+    pages: tuple[int, ...]
+    _first: dict[tuple[int, int], int] = field(repr=False)
+
+    def extents(self, piece: Piece) -> list[Extent]:
+        """Where a piece's bytes lie, in canonical order."""
+        group = self.geometry.layout.groups[piece.group]
+        tensors = group.layers[piece.layer].tensors
+        spec = tensors[piece.tensor]
+        base = self._first[piece.group, piece.layer]
+        if group.kind is GroupKind.STATE:
+            begin = sum(t.nbytes for t in tensors[: piece.tensor])
+            return self._run(base, begin, spec.nbytes)
+        block = self.geometry.block_tokens
+        inside = sum(t.nbytes for t in tensors[: piece.tensor]) * block
+        first_block = self.geometry.first_block(group, self.start, self.stop)
+        found = []
+        token = piece.start
+        while token < piece.stop:
+            end = min(piece.stop, (token // block + 1) * block)
+            page = self.pages[base + token // block - first_block]
+            found.append(Extent(page, inside + token % block * spec.nbytes, (end - token) * spec.nbytes))
+            token = end
+        return found
+
+    def _run(self, base: int, begin: int, nbytes: int) -> list[Extent]:
+        size = self.geometry.page_bytes
+        found = []
+        end = begin + nbytes
+        while begin < end:
+            here = min(end, (begin // size + 1) * size)
+            found.append(Extent(self.pages[base + begin // size], begin % size, here - begin))
+            begin = here
+        return found
+
+
+class PagePool:
+    """Who owns which page. Every page has one owner or is free; an owner frees all it holds at once."""
+
+    def __init__(self, capacity: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"a pool has at least one page, got {capacity}")
+        self.capacity = capacity
+        self._free = list(range(capacity - 1, -1, -1))
+        self._owned: dict[str, tuple[int, ...]] = {}
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that nobody owns."""
+        return len(self._free)
+
+    @property
+    def owners(self) -> dict[str, int]:
+        """Pages held, by owner."""
+        return {owner: len(pages) for owner, pages in self._owned.items()}
+
+    def allocate(self, owner: str, count: int) -> tuple[int, ...]:
+        """Take ``count`` pages, all or none. Raises PoolFull; ValueError where the owner already holds pages."""
+        if owner in self._owned:
+            raise ValueError(f"{owner!r} already holds pages")
+        if count > len(self._free):
+            raise PoolFull(f"{count} pages asked for, {len(self._free)} of {self.capacity} free")
+        pages = tuple(self._free.pop() for _ in range(count))
+        self._owned[owner] = pages
+        return pages
+
+    def release(self, owner: str) -> int:
+        """Give back all pages of an owner; 0 where it holds none, so that releasing twice is harmless."""
+        pages = self._owned.pop(owner, ())
+        self._free.extend(pages)
+        return len(pages)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every page is free or owned, and exactly once."""
+        seen = sorted(self._free + [page for pages in self._owned.values() for page in pages])
+        assert seen == list(range(self.capacity)), "pages lost or owned twice"

@@ -1,0 +1,262 @@
+"""Messages of the control stream between a node and its gateway: msgpack maps with a type tag, bounded in size.
+
+A node dials the gateway and keeps one stream open; jobs and cancels come down, heartbeats, progress and tokens go up.
+Nothing here names an address that a peer chose for us: addresses come from the registry alone. Unknown fields are
+ignored, so that gateways and nodes of neighbouring versions talk.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvcache.wire import Role
+
+MAX_MESSAGE_BYTES = 16 << 20
+
+
+class KvAddress(msgspec.Struct, frozen=True):
+    """Where a node's KV port is reached: the advertised address, which may differ from the bound one."""
+
+    host: str
+    port: int
+
+
+class ModelInfo(msgspec.Struct, frozen=True):
+    """What a node serves. ``fingerprint`` holds the named parts, so that a mismatch can name the field."""
+
+    name: str
+    fingerprint: dict[str, str]
+    context_tokens: int
+    chunk_tokens: int
+    vocab_size: int
+
+
+class Sampling(msgspec.Struct, frozen=True):
+    """How to choose tokens. ``temperature`` 0 is greedy; ``seed`` None draws from the system's entropy.
+
+    ``logprobs`` None asks for none, n for the n likeliest beside the chosen one, -1 for the whole vocabulary.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop: bool = False
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """One token of the vocabulary and its log-probability under the model, before temperature and truncation."""
+
+    token_id: int
+    logprob: float
+
+
+# ---- node -> gateway
+
+
+class Join(msgspec.Struct, frozen=True, tag=True):
+    """First message of a node. ``kv_address`` None says that this node only dials."""
+
+    node_id: str
+    incarnation: str
+    cluster: str
+    role: Role
+    public_key: bytes
+    kv_address: KvAddress | None
+    model: ModelInfo
+    version: str
+    max_queue: int
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
+    """Once a second, and at once after a change of ``accepting``. Rates are 0 while nothing was measured."""
+
+    accepting: bool
+    queued_jobs: int
+    queued_tokens: int
+    running: int
+    pages_total: int
+    pages_free: int
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+    open_transfers: int
+    detail: str = ""
+    links: tuple[LinkReport, ...] = ()
+
+
+class LinkReport(msgspec.Struct, frozen=True):
+    """One KV peer as the kernel and the stream see it. 0 means not measured."""
+
+    peer_node: str
+    rtt_s: float
+    goodput_bytes_per_s: float
+    bytes_received: int
+    bytes_sent: int
+    retransmits: int
+
+
+class PrefillStarted(msgspec.Struct, frozen=True, tag=True):
+    """The engine has begun to compute this job."""
+
+    transfer: bytes
+
+
+class PrefillDone(msgspec.Struct, frozen=True, tag=True):
+    """Every token of the job is computed; the transfer may still be under way."""
+
+    transfer: bytes
+    compute_s: float
+    tokens: int
+
+
+class TransferDone(msgspec.Struct, frozen=True, tag=True):
+    """Decode side: verified and committed. ``exposed_s`` runs from the last chunk's end to the commit.
+
+    ``kv_digest`` is xxh3-128 over the piece digests in plan order, computed from the committed bytes.
+    """
+
+    transfer: bytes
+    raw_bytes: int
+    wire_bytes: int
+    codec: str
+    transfer_s: float
+    exposed_s: float
+    kv_digest: bytes
+
+
+class Delta(msgspec.Struct, frozen=True, tag=True):
+    """New tokens of one generation and the text that became certain with them (held back inside a stop string)."""
+
+    generation: str
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[tuple[TokenLogprob, ...], ...] | None = None
+
+
+class Finished(msgspec.Struct, frozen=True, tag=True):
+    """The generation ended well. ``reason`` is stop or length; ``stop_text`` names the stop string that matched."""
+
+    generation: str
+    reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    stop_text: str | None = None
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """A job ended badly and holds nothing any more. ``stage``: queue, prefill, transfer, load or decode."""
+
+    job: str
+    stage: str
+    cause: str
+    detail: str
+
+
+class Cancelled(msgspec.Struct, frozen=True, tag=True):
+    """The cancelled job holds nothing any more. Sent for every Cancel, unknown jobs included."""
+
+    job: str
+    prefilled_tokens: int = 0
+
+
+# ---- gateway -> node
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=True):
+    """Accepted. ``ticket_key`` is the gateway's raw Ed25519 public key; beats are expected every ``beat_s``."""
+
+    ticket_key: bytes
+    beat_s: float
+    lease_s: float
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """Not accepted; the node exits with this text. ``field`` names what must change."""
+
+    field: str
+    reason: str
+
+
+class Beat(msgspec.Struct, frozen=True, tag=True):
+    """The gateway is alive."""
+
+
+class PrefillJob(msgspec.Struct, frozen=True, tag=True):
+    """Compute tokens [start, stop) and send them to whoever holds the ticket; job id = transfer id in hex.
+
+    ``dial`` is set where the decode node accepts and this one must dial. ``priority`` 0 runs first.
+    """
+
+    ticket: bytes
+    token_ids: tuple[int, ...]
+    codec: str
+    priority: int = 0
+    dial: KvAddress | None = None
+
+
+class KvSource(msgspec.Struct, frozen=True):
+    """Where a generation's KV comes from. ``dial`` None: wait for the prefill node to dial in."""
+
+    ticket: bytes
+    node_id: str
+    incarnation: str
+    dial: KvAddress | None
+
+
+class GenerateJob(msgspec.Struct, frozen=True, tag=True):
+    """Decode one request; ``source`` None prefills in place. ``deadline`` is Unix seconds for the whole job."""
+
+    generation: str
+    token_ids: tuple[int, ...]
+    sampling: Sampling
+    source: KvSource | None
+    deadline: float
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    """Stop a job (a transfer id in hex, or a generation id) within one chunk and free all it holds."""
+
+    job: str
+
+
+class Drain(msgspec.Struct, frozen=True, tag=True):
+    """Take no new jobs; finish those at hand."""
+
+
+FromNode = Join | Heartbeat | PrefillStarted | PrefillDone | TransferDone | Delta | Finished | Failed | Cancelled
+ToNode = Welcome | Refused | Beat | PrefillJob | GenerateJob | Cancel | Drain
+
+_encoder = msgspec.msgpack.Encoder()
+_from_node: msgspec.msgpack.Decoder[FromNode] = msgspec.msgpack.Decoder(FromNode)
+_to_node: msgspec.msgpack.Decoder[ToNode] = msgspec.msgpack.Decoder(ToNode)
+
+
+class ControlError(ValueError):
+    """A control message that does not decode: the stream that carried it is closed."""
+
+
+def encode(message: FromNode | ToNode) -> bytes:
+    """One message as the payload of one binary WebSocket frame."""
+    return _encoder.encode(message)
+
+
+def decode_from_node(data: bytes) -> FromNode:
+    """Parse what a node sent. Raises ControlError."""
+    try:
+        return _from_node.decode(data)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ControlError(str(error)) from error
+
+
+def decode_to_node(data: bytes) -> ToNode:
+    """Parse what a gateway sent. Raises ControlError."""
+    try:
+        return _to_node.decode(data)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ControlError(str(error)) from error

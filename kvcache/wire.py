@@ -1,0 +1,154 @@
+"""The KV wire's frames. Sans-I/O: this module knows bytes, not sockets.
+
+Every frame is ``length:u32 version:u8 kind:u8 reserved:u16`` (big-endian; length counts what follows the eight bytes)
+and a body. All bodies are msgpack arrays of the structs below, so a newer peer may append fields and an older one may
+leave them out: that is how versions N and N-1 talk. A Data body is its struct, and then ``wire_bytes`` of payload.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+
+WIRE_VERSION = 1
+OLDEST_WIRE_VERSION = 1
+
+
+class Kind(IntEnum):
+    """The frame's kind byte. Numbers are for ever."""
+
+    HELLO = 1
+    PROOF = 2
+    OPEN = 3
+    ANNOUNCE = 4
+    GRANT = 5
+    DATA = 6
+    MANIFEST = 7
+    ACK = 8
+    ABORT = 9
+    PING = 10
+    PONG = 11
+
+
+class Role(IntEnum):
+    """What a node does at present; a role never depends on who dialled."""
+
+    PREFILL = 1
+    DECODE = 2
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True):
+    """The first frame of each side. ``nonce`` is what the other side signs in its Proof."""
+
+    version: int
+    oldest_version: int
+    node_id: str
+    incarnation: str
+    role: Role
+    public_key: bytes
+    nonce: bytes
+    fingerprint: str
+
+
+class Proof(msgspec.Struct, frozen=True, array_like=True):
+    """Ed25519 over both Hellos as sent: proves that this node holds the key it named."""
+
+    signature: bytes
+
+
+class Open(msgspec.Struct, frozen=True, array_like=True):
+    """Decode -> prefill: claim (or, after a lost connection, attach to) the transfer that a ticket permits."""
+
+    ticket: bytes
+    codecs: tuple[str, ...]
+    resume_from: int = 0
+
+
+class Announce(msgspec.Struct, frozen=True, array_like=True):
+    """Prefill -> decode: the job has room and starts now. The receiver checks each figure against its own plan."""
+
+    transfer: bytes
+    pieces: int
+    raw_bytes: int
+    codec: str
+
+
+class Grant(msgspec.Struct, frozen=True, array_like=True):
+    """Decode -> prefill: room is there for the whole transfer."""
+
+    transfer: bytes
+
+
+class Data(msgspec.Struct, frozen=True, array_like=True):
+    """One piece; the payload of ``wire_bytes`` follows. All but seq, codec, wire_bytes and digest must equal the plan.
+
+    ``digest`` is xxh3-128 of the raw bytes in canonical order for an exact codec, of the encoded bytes otherwise.
+    """
+
+    transfer: bytes
+    seq: int
+    group: int
+    layer: int
+    tensor: int
+    start: int
+    stop: int
+    dtype: str
+    codec: str
+    raw_bytes: int
+    wire_bytes: int
+    digest: bytes
+
+
+class Manifest(msgspec.Struct, frozen=True, array_like=True):
+    """Prefill -> decode, after the last piece: every piece's digest, in plan order, 16 bytes each.
+
+    ``lag_s`` is the time between the end of the last chunk's computation and this frame.
+    """
+
+    transfer: bytes
+    digests: bytes
+    lag_s: float
+
+
+class Ack(msgspec.Struct, frozen=True, array_like=True):
+    """Decode -> prefill, cumulative and repeatable: all pieces below ``next_seq`` are verified; ``committed`` at last."""
+
+    transfer: bytes
+    next_seq: int
+    committed: bool = False
+
+
+class Abort(msgspec.Struct, frozen=True, array_like=True):
+    """Either way: this transfer is over, nothing of it may be used."""
+
+    transfer: bytes
+    reason: str
+    detail: str = ""
+
+
+class Ping(msgspec.Struct, frozen=True, array_like=True):
+    """Asks for a Pong with the same token."""
+
+    token: int
+
+
+class Pong(msgspec.Struct, frozen=True, array_like=True):
+    """Answers a Ping."""
+
+    token: int
+
+
+type_of_kind: dict[Kind, type[msgspec.Struct]] = {
+    Kind.HELLO: Hello,
+    Kind.PROOF: Proof,
+    Kind.OPEN: Open,
+    Kind.ANNOUNCE: Announce,
+    Kind.GRANT: Grant,
+    Kind.DATA: Data,
+    Kind.MANIFEST: Manifest,
+    Kind.ACK: Ack,
+    Kind.ABORT: Abort,
+    Kind.PING: Ping,
+    Kind.PONG: Pong,
+}

@@ -1,0 +1,82 @@
+"""Everything a routing decision may know, as plain values. Times are seconds, sizes bytes, rates per second.
+
+A rate of None was never measured; nothing divides by it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class RouteHint(StrEnum):
+    """What a permitted client asked for; ``CLUSTER`` names one in ``RequestFacts.hint_cluster``."""
+
+    NONE = "none"
+    LOCAL = "local"
+    REMOTE = "remote"
+    CLUSTER = "cluster"
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillNodeFacts:
+    """One prefill node as last heard of. ``cached_tokens`` is the prompt's prefix that it already holds."""
+
+    node_id: str
+    queued_tokens: int
+    free_slots: int
+    prefill_tokens_per_s: float | None
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeNodeFacts:
+    """One local decode node. ``cached_tokens`` is the prefix that need not be sent to it."""
+
+    node_id: str
+    running: int
+    free_slots: int
+    prefill_tokens_per_s: float | None
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFacts:
+    """The way from a prefill cluster to the local decode nodes."""
+
+    bytes_per_s: float | None
+    rtt_s: float | None
+    queued_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFacts:
+    """One cluster that may prefill. ``reachable`` is False for drained, paused or lost ones."""
+
+    name: str
+    local: bool
+    reachable: bool
+    nodes: tuple[PrefillNodeFacts, ...]
+    link: LinkFacts
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFacts:
+    """The request, after tokenising. ``transfer_bytes`` is S_kv of the prompt less its last token, less what is cached."""
+
+    request_id: str
+    prompt_tokens: int
+    transfer_bytes: int
+    hint: RouteHint = RouteHint.NONE
+    hint_cluster: str | None = None
+    allowed_clusters: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """All that one decision sees."""
+
+    request: RequestFacts
+    clusters: tuple[ClusterFacts, ...]
+    decode_nodes: tuple[DecodeNodeFacts, ...]
+    threshold_tokens: int
