@@ -21,6 +21,14 @@ class KvAddress(msgspec.Struct, frozen=True):
     port: int
 
 
+class KvPeer(msgspec.Struct, frozen=True):
+    """Whom to dial: the registered address, and which node and incarnation must prove itself there."""
+
+    node_id: str
+    incarnation: str
+    address: KvAddress
+
+
 class ModelInfo(msgspec.Struct, frozen=True):
     """What a node serves. ``fingerprint`` holds the named parts, so that a mismatch can name the field."""
 
@@ -197,7 +205,7 @@ class PrefillJob(msgspec.Struct, frozen=True, tag=True):
     token_ids: tuple[int, ...]
     codec: str
     priority: int = 0
-    dial: KvAddress | None = None
+    dial: KvPeer | None = None
 
 
 class KvSource(msgspec.Struct, frozen=True):
