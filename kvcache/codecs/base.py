@@ -1,0 +1,62 @@
+"""What a codec is: a pair of functions between a piece's raw bytes and the bytes that travel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Protocol, TypeAlias
+
+from kvcache.layout import DType
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+class CodecError(ValueError):
+    """A payload that this codec did not make for this piece: damaged, truncated, too long or of another version."""
+
+
+class UnknownCodec(ValueError):
+    """No codec has this name."""
+
+
+class Codec(Protocol):
+    """Stateless towards its callers and safe to use from many threads at once; long work releases the GIL.
+
+    ``views`` and ``out`` are the piece's raw bytes in canonical order, in as many parts as the pool's pages make of
+    them; their total is prod(shape) elements of dtype. No part needs to hold whole elements.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name on the wire and in decisions."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether decode(encode(x)) is x, bit for bit."""
+
+    def encode(self, views: Sequence[memoryview], dtype: DType, shape: tuple[int, ...]) -> Sequence[Buffer]:
+        """The bytes to send, in parts; they may be ``views`` themselves, so these must stay unchanged until sent.
+
+        Raises ValueError where the views do not hold what dtype and shape say.
+        """
+
+    def decode(
+        self, payload: Sequence[memoryview] | memoryview, out: Sequence[memoryview], dtype: DType, shape: tuple[int, ...]
+    ) -> None:
+        """Fill ``out`` from ``payload`` (one buffer or its parts in order).
+
+        Raises CodecError for a payload that is not exactly one encoding of such a piece; ``out`` then holds rubbish.
+        Memory use is bounded by the raw size, whatever the payload claims.
+        """
+
+    def max_wire_bytes(self, raw_bytes: int) -> int:
+        """The most that ``raw_bytes`` can encode to: a receiver refuses more before reading it."""
+
+
+def check_size(views: Sequence[memoryview], dtype: DType, shape: tuple[int, ...], field: str) -> int:
+    """The total bytes of ``views``. Raises ValueError unless it is what dtype and shape say."""
+    total = sum(view.nbytes for view in views)
+    expected = prod(shape) * dtype.itemsize
+    if total != expected:
+        raise ValueError(f"{field}: {total} bytes, but {shape} of {dtype} takes {expected}")
+    return total
