@@ -7,7 +7,6 @@ those of a generation earlier) or the engine process is dead, never before.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Protocol
 
 import msgspec
@@ -131,6 +130,19 @@ class EngineLost(Exception):
     """The engine process died, hung or broke the protocol; it is dead by the time this is raised."""
 
 
+class JobStream(Protocol):
+    """The events of one job, up to and including its terminal one. An async generator satisfies this."""
+
+    def __aiter__(self) -> JobStream:
+        """The stream itself."""
+
+    async def __anext__(self) -> JobEvent:
+        """The next event. Raises StopAsyncIteration after the terminal one, EngineLost when the engine died."""
+
+    async def aclose(self) -> None:
+        """Cancel the job if it still runs and return once the engine touches nothing of it. Idempotent."""
+
+
 class Engine(Protocol):
     """One engine as its node sees it."""
 
@@ -138,8 +150,11 @@ class Engine(Protocol):
     def info(self) -> EngineInfo:
         """What was loaded."""
 
-    def submit(self, command: PrefillCommand | GenerateCommand) -> AsyncIterator[JobEvent]:
-        """Run a job; the stream ends with its terminal event. Raises EngineLost. Closing it early cancels the job."""
+    def submit(self, command: PrefillCommand | GenerateCommand) -> JobStream:
+        """Start a job at once; its stream ends with the terminal event or raises EngineLost.
+
+        Raises ValueError where a job of that name is still running.
+        """
 
     async def cancel(self, job: str) -> None:
         """Ask the job to end within one chunk; its stream then ends with JobCancelled. Unknown jobs are ignored."""
