@@ -24,7 +24,7 @@ def convert(gguf: Path, directory: Path) -> None:
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     # transformers refuses to save a model that came from GGUF, although its weights are plain by now: move them over
-    plain = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    plain = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
     plain.load_state_dict(loaded.state_dict())
     plain.save_pretrained(directory)
     _save_tokenizer(gguf, directory)

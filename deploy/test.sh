@@ -1,0 +1,28 @@
+#!/bin/sh
+# Installs into .venv what the tests need and runs everything: ruff, mypy, pytest.
+#   --fast   leave out what takes more than ten seconds or needs the real model
+#   --slow   run only what --fast leaves out
+# Anything after these goes to pytest.
+set -eu
+cd "$(dirname "$0")/.."
+. deploy/venv.sh
+
+only=""
+case "${1:-}" in
+--fast) only="not slow and not gemma" ;;
+--slow) only="slow or gemma" ;;
+esac
+if [ -n "$only" ]; then
+    shift
+    set -- -m "$only" "$@"
+fi
+
+prfaas_install engine,gguf,test
+if [ "$only" != "not slow and not gemma" ]; then
+    PRFAAS_TEST_GEMMA=$(.venv/bin/python -m deploy.gemma)
+    export PRFAAS_TEST_GEMMA
+fi
+export OMP_NUM_THREADS=1
+.venv/bin/ruff check .
+.venv/bin/mypy
+exec .venv/bin/python -m pytest "$@"
