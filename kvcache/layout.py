@@ -75,7 +75,9 @@ class GroupSpec:
 
     def __post_init__(self) -> None:
         if (self.kind is GroupKind.SLIDING) != (self.window is not None):
-            raise ValueError(f"group {self.kind}: a window belongs to sliding groups and to no other, got {self.window}")
+            raise ValueError(
+                f"group {self.kind}: a window belongs to sliding groups and to no other, got {self.window}"
+            )
         if self.window is not None and self.window < 2:
             raise ValueError(f"sliding group: window must be at least 2, got {self.window}")
         if not self.layers:

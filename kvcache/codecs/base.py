@@ -41,7 +41,11 @@ class Codec(Protocol):
         """
 
     def decode(
-        self, payload: Sequence[memoryview] | memoryview, out: Sequence[memoryview], dtype: DType, shape: tuple[int, ...]
+        self,
+        payload: Sequence[memoryview] | memoryview,
+        out: Sequence[memoryview],
+        dtype: DType,
+        shape: tuple[int, ...],
     ) -> None:
         """Fill ``out`` from ``payload`` (one buffer or its parts in order).
 

@@ -20,7 +20,11 @@ class Raw:
         return views
 
     def decode(
-        self, payload: Sequence[memoryview] | memoryview, out: Sequence[memoryview], dtype: DType, shape: tuple[int, ...]
+        self,
+        payload: Sequence[memoryview] | memoryview,
+        out: Sequence[memoryview],
+        dtype: DType,
+        shape: tuple[int, ...],
     ) -> None:
         """Copy ``payload`` into ``out``. Raises CodecError where the sizes differ."""
         total = check_size(out, dtype, shape, "out")
