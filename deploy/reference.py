@@ -1,0 +1,101 @@
+"""What one engine alone says: the yardstick that the whole stack is held against.
+
+A fresh engine process with a pool of its own prefills the same tokens and speaks after them; nothing of the gateway,
+the nodes or the wire is involved.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from engines.process import EngineProcess
+from engines.protocol import GenerateCommand, GenerationFinished, PrefillCommand, PrefillFinished, Token
+from engines.spec import EngineSpec
+from kvcache.blocks import PageGeometry
+from kvcache.control import Sampling
+from kvcache.digest import kv_digest, piece_digest
+from kvcache.hostpool import HostPool
+from kvcache.layout import DType
+from kvcache.layout_configs import layout_from_config
+from kvcache.plan import plan_transfer
+
+BLOCK_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class TransferRange:
+    """What a decision record says of a transfer's extent: tokens [start, stop) on a grid of ``chunk_tokens``."""
+
+    start: int
+    stop: int
+    chunk_tokens: int
+
+
+class ReferenceFailed(Exception):
+    """The reference engine could not do its part."""
+
+
+class ReferenceEngine:
+    """One engine process and a pool that holds one export at a time. Use as an async context manager."""
+
+    def __init__(self, model_dir: Path, dtype: DType, longest: int, chunk_tokens: int) -> None:
+        """``longest`` bounds the tokens of an export."""
+        config = json.loads((model_dir / "config.json").read_text())
+        self._spec = EngineSpec(model_dir, dtype, BLOCK_TOKENS, chunk_tokens, max_running=1, self_check=False)
+        self._layout = layout_from_config(config, dtype)
+        self._geometry = PageGeometry.of(self._layout, BLOCK_TOKENS)
+        self._pool = HostPool.create(self._geometry.page_bytes, self._geometry.pages_for(0, longest))
+        self._engine: EngineProcess | None = None
+        self._jobs = 0
+
+    async def __aenter__(self) -> ReferenceEngine:
+        try:
+            self._engine = await EngineProcess.start(self._spec, self._pool)
+        except BaseException:
+            self._pool.close()
+            raise
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._running.close()
+        self._pool.close()
+
+    @property
+    def _running(self) -> EngineProcess:
+        assert self._engine is not None, "enter the context first"
+        return self._engine
+
+    async def digest(self, token_ids: tuple[int, ...], extent: TransferRange) -> bytes:
+        """Digest of the KV that a prefill of ``token_ids`` exports for ``extent``. Raises ReferenceFailed."""
+        if extent.chunk_tokens != self._spec.chunk_tokens:
+            raise ReferenceFailed(
+                f"the record's grid is {extent.chunk_tokens}, the reference's {self._spec.chunk_tokens}"
+            )
+        pages = tuple(range(self._geometry.pages_for(extent.start, extent.stop)))
+        table = self._geometry.table(extent.start, extent.stop, pages)
+        ids = token_ids[: extent.stop]
+        command = PrefillCommand(self._job(), ids, extent.start, extent.stop, pages)
+        async for event in self._running.submit(command):
+            last = event
+        if not isinstance(last, PrefillFinished):
+            raise ReferenceFailed(f"the reference prefill ended with {last}")
+        plan = plan_transfer(self._layout, extent.start, extent.stop, extent.chunk_tokens)
+        return kv_digest(b"".join(piece_digest(self._pool.views(table.extents(piece))) for piece in plan.pieces))
+
+    async def speak(self, token_ids: tuple[int, ...], max_tokens: int) -> tuple[int, ...]:
+        """The greedy continuation, end tokens ignored. Raises ReferenceFailed."""
+        sampling = Sampling(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+        said = []
+        async for event in self._running.submit(GenerateCommand(self._job(), token_ids, 0, (), sampling)):
+            last = event
+            if isinstance(event, Token):
+                said.append(event.token_id)
+        if not isinstance(last, GenerationFinished):
+            raise ReferenceFailed(f"the reference generation ended with {last}")
+        return tuple(said)
+
+    def _job(self) -> str:
+        self._jobs += 1
+        return f"reference-{self._jobs}"
