@@ -54,7 +54,7 @@ def write_tokenizer(path: Path) -> None:
         single="<bos> $A", pair="<bos> $A $B", special_tokens=[("<bos>", BOS)]
     )
     tokenizer.save(str(path / "tokenizer.json"))
-    facts = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}
+    facts = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "eos_token": "<eos>"}
     (path / "tokenizer_config.json").write_text(json.dumps(facts))
 
 

@@ -1,0 +1,1 @@
+"""The embedded engine: PyTorch and transformers in a process of their own (``python -m engines.embedded``)."""

@@ -1,0 +1,131 @@
+"""The engine's own cache layers: token-major buffers, so that a page of the pool is a plain copy of their rows.
+
+They follow transformers' layer interface and are built from the KV layout alone. Where transformers' own layers copy
+the whole context to append one token, these grow by a factor; windows move their last W - 1 tokens to the front only
+when their buffer is full.
+"""
+
+from __future__ import annotations
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
+
+from kvcache.layout import DType, GroupKind, KVLayout, TensorSpec
+
+TORCH_DTYPES = {DType.FLOAT32: torch.float32, DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
+
+
+class TokenLayer(CacheLayerMixin):
+    """Keys and values of one request in one attention layer; ``window`` W keeps the last W - 1 tokens.
+
+    ``length`` counts all tokens seen; buffers hold rows for tokens [``base``, ``length``), shape (rows, heads, dim).
+    """
+
+    def __init__(self, key: TensorSpec, value: TensorSpec, window: int | None) -> None:
+        super().__init__()
+        self.is_sliding = window is not None
+        self.window = window
+        self.base = 0
+        self.length = 0
+        self._buffers = [torch.empty((0, *spec.shape), dtype=TORCH_DTYPES[spec.dtype]) for spec in (key, value)]
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing to do: shapes are known from the layout."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append (1, heads, n, dim) and return all that the n new tokens may see, as (1, heads, tokens, dim) views."""
+        first = self._oldest()
+        self.append(key_states[0].transpose(0, 1), value_states[0].transpose(0, 1))
+        key, value = (buffer[first - self.base : self.length - self.base] for buffer in self._buffers)
+        return key.transpose(0, 1).unsqueeze(0), value.transpose(0, 1).unsqueeze(0)
+
+    def append(self, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Append (n, heads, dim)."""
+        begin, end = self._reserve(key.shape[0])
+        self._buffers[0][begin:end].copy_(key)
+        self._buffers[1][begin:end].copy_(value)
+
+    def tokens(self, tensor: int, start: int, stop: int) -> torch.Tensor:
+        """Rows of tokens [start, stop), contiguous, shape (stop - start, heads, dim); tensor 0 is K, 1 is V."""
+        assert self.base <= start <= stop <= self.length, f"[{start}, {stop}) not in [{self.base}, {self.length})"
+        return self._buffers[tensor][start - self.base : stop - self.base]
+
+    def restore(self, start: int, stop: int) -> None:
+        """Make an empty layer hold tokens [start, stop), to be filled through ``tokens``."""
+        assert self.length == 0, "only an empty layer can be restored"
+        self.base = self.length = start
+        self._reserve(stop - start)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """(length, offset) of what ``update`` will return for ``query_length`` new tokens."""
+        first = self._oldest()
+        return self.length - first + query_length, first
+
+    def get_seq_length(self) -> int:
+        """Tokens seen so far."""
+        return self.length
+
+    def get_max_length(self) -> int:
+        """No maximum."""
+        return -1
+
+    def _oldest(self) -> int:
+        """The oldest token that the next one may see."""
+        return self.base if self.window is None else max(self.base, self.length - (self.window - 1))
+
+    def _reserve(self, count: int) -> tuple[int, int]:
+        """Make room for ``count`` more tokens and count them in; returns their rows."""
+        begin = self.length - self.base
+        if begin + count > self._buffers[0].shape[0]:
+            oldest = self._oldest()
+            keep = self.length - oldest
+            spare = (keep + count) // 2 if self.window is None else self.window
+            grown = [b.new_empty((keep + count + spare, *b.shape[1:])) for b in self._buffers]
+            for new, old in zip(grown, self._buffers, strict=True):
+                new[:keep].copy_(old[begin - keep : begin])
+            self._buffers, self.base, begin = grown, oldest, keep
+        self.length += count
+        return begin, begin + count
+
+
+class StateLayer(LinearAttentionLayer):
+    """Convolution and recurrent state of one request in one linear-attention layer; starts from zeros.
+
+    A zero state that counts as a previous one gives what no state gives, and makes the first step like any other.
+    """
+
+    def __init__(self, conv: torch.Tensor, recurrent: torch.Tensor) -> None:
+        super().__init__()
+        self.dtype, self.device = conv.dtype, conv.device
+        self.conv_states[0], self.recurrent_states[0] = conv, recurrent
+        self.conv_kernel_size[0] = conv.shape[-1]
+        self.is_conv_states_initialized[0] = self.is_recurrent_states_initialized[0] = True
+        self.has_previous_state[0] = True
+
+    @classmethod
+    def zeros(cls, conv: TensorSpec, recurrent: TensorSpec) -> StateLayer:
+        """The state before the first token."""
+        conv_zeros, recurrent_zeros = (
+            torch.zeros((1, *spec.shape), dtype=TORCH_DTYPES[spec.dtype]) for spec in (conv, recurrent)
+        )
+        return cls(conv_zeros, recurrent_zeros)
+
+    def state(self, tensor: int) -> torch.Tensor:
+        """The state itself, shape as in the layout; tensor 0 is the convolution's. Changes in place with every step."""
+        return (self.conv_states, self.recurrent_states)[tensor][0][0]
+
+
+def empty_cache(layout: KVLayout) -> Cache:
+    """A cache of no tokens for one request."""
+    layers: dict[int, CacheLayerMixin | LinearAttentionLayer] = {}
+    for group in layout.groups:
+        for layer in group.layers:
+            first, second = layer.tensors
+            if group.kind is GroupKind.STATE:
+                layers[layer.index] = StateLayer.zeros(first, second)
+            else:
+                layers[layer.index] = TokenLayer(first, second, group.window)
+    return Cache(layers=[layers[index] for index in range(len(layers))])

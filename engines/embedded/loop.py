@@ -1,0 +1,231 @@
+"""The engine's one loop: take commands, run at most one prefill chunk, run one decode step for every generation.
+
+So a running stream never waits for more than one chunk, and a cancel is heard within one. Prefills run by priority,
+then in order of arrival, one to its end unless a more urgent one comes in between chunks.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from collections import deque
+from collections.abc import Callable
+
+import torch
+from transformers.cache_utils import Cache
+
+from engines.embedded.cache import empty_cache
+from engines.embedded.jobs import Limits, Prefill, Row, Unfit, Waiting
+from engines.embedded.model import LanguageModel
+from engines.embedded.pages import Export, PageMemory, load
+from engines.embedded.ragged import join
+from engines.embedded.sampling import Sampler
+from engines.protocol import (
+    CancelCommand,
+    Command,
+    Exported,
+    GenerateCommand,
+    GenerationFinished,
+    JobCancelled,
+    JobEvent,
+    JobFailed,
+    Loaded,
+    PrefillCommand,
+    PrefillFinished,
+    Pulse,
+    Token,
+)
+from engines.spec import EngineSpec
+from kvcache.plan import plan_transfer
+
+logger = logging.getLogger(__name__)
+
+
+class EngineLoop:
+    """Runs jobs on one model. ``inbox`` gives commands; ``send`` takes events and may wait."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        end_tokens: tuple[int, ...],
+        limits: Limits,
+        spec: EngineSpec,
+        memory: PageMemory,
+        inbox: queue.Queue[Command],
+        send: Callable[[JobEvent], None],
+    ) -> None:
+        self._model = model
+        self._end_tokens = end_tokens
+        self._limits = limits
+        self._spec = spec
+        self._memory = memory
+        self._inbox = inbox
+        self._send = send
+        self._arrivals = 0
+        self._prefills: list[Prefill] = []
+        self._waiting: deque[Waiting] = deque()
+        self._rows: list[Row] = []
+        self._batch: Cache | None = None
+
+    @property
+    def pulse(self) -> Pulse:
+        """What is going on; may be read from another thread."""
+        return Pulse(running=len(self._rows), prefill_queue=len(self._prefills))
+
+    @torch.inference_mode()
+    def run(self) -> None:
+        """Serve for ever; the process ends when the node goes away."""
+        while True:
+            self.turn(wait=not (self._prefills or self._rows or self._waiting))
+
+    def turn(self, wait: bool) -> None:
+        """One round of the loop. ``wait`` waits for a command first."""
+        if wait:
+            self._take(self._inbox.get())
+        while not self._inbox.empty():
+            self._take(self._inbox.get_nowait())
+        self._admit()
+        if self._prefills:
+            self._prefill_chunk(min(self._prefills, key=lambda prefill: prefill.rank))
+        if self._rows:
+            self._decode_step()
+
+    # ---- commands
+
+    def _take(self, command: Command) -> None:
+        try:
+            if isinstance(command, CancelCommand):
+                self._cancel(command.job)
+            elif len(self._prefills) + len(self._waiting) + len(self._rows) >= self._spec.max_jobs:
+                raise Unfit("queue_full", f"the engine holds {self._spec.max_jobs} jobs")
+            elif isinstance(command, PrefillCommand):
+                self._queue_prefill(command)
+            else:
+                self._waiting.append(Waiting(command, self._limits.check_generate(command, self._memory)))
+        except Unfit as unfit:
+            self._send(JobFailed(command.job, unfit.cause, str(unfit)))
+
+    def _queue_prefill(self, command: PrefillCommand) -> None:
+        table = self._limits.check_prefill(command, self._memory)
+        plan = plan_transfer(self._model.layout, command.start, command.stop, self._spec.chunk_tokens)
+        export = Export(plan, table, self._memory, lambda n: self._send(Exported(command.job, n)))
+        ids = torch.tensor(command.token_ids[: command.stop])
+        self._prefills.append(Prefill(command.job, ids, command.stop, self._rank(command.priority), export=export))
+
+    def _rank(self, priority: int) -> tuple[int, int]:
+        self._arrivals += 1
+        return priority, self._arrivals
+
+    def _cancel(self, job: str) -> None:
+        """Forget a job; its pages are not touched again, because nothing of it is under way between two turns."""
+        done = next((p.done for p in self._prefills if p.job == job), 0)
+        if self._forget(job):
+            self._send(JobCancelled(job, done))
+
+    def _forget(self, job: str) -> bool:
+        held = len(self._prefills) + len(self._waiting) + len(self._rows)
+        self._prefills = [prefill for prefill in self._prefills if prefill.job != job]
+        self._waiting = deque(waiting for waiting in self._waiting if waiting.command.job != job)
+        if any(row.job == job for row in self._rows):
+            self._rows = [row for row in self._rows if row.job != job]
+            self._batch = None
+        return len(self._prefills) + len(self._waiting) + len(self._rows) < held
+
+    # ---- generations enter
+
+    def _admit(self) -> None:
+        in_place = sum(prefill.then is not None for prefill in self._prefills)
+        while self._waiting and len(self._rows) + in_place < self._spec.max_running:
+            waiting = self._waiting.popleft()
+            command = waiting.command
+            prefix = len(command.token_ids) - 1
+            if waiting.table is None and prefix:
+                ids = torch.tensor(command.token_ids[:prefix])
+                self._prefills.append(Prefill(command.job, ids, prefix, self._rank(0), then=command))
+                in_place += 1
+                continue
+            cache = empty_cache(self._model.layout)
+            if waiting.table is not None:
+                load(cache, waiting.table, self._memory)
+                self._send(Loaded(command.job))
+            self._speak(command, cache)
+
+    def _speak(self, command: GenerateCommand, cache: Cache) -> None:
+        sampler = Sampler(command.sampling, self._end_tokens)
+        last = len(command.token_ids) - 1
+        row = Row(command.job, cache, sampler, command.token_ids[last], last, command.sampling.max_tokens)
+        self._rows.append(row)
+        self._batch = None
+
+    # ---- work
+
+    def _prefill_chunk(self, prefill: Prefill) -> None:
+        try:
+            self._run_chunk(prefill)
+        except Exception as error:
+            logger.exception("prefill failed job=%s", prefill.job)
+            self._forget(prefill.job)
+            self._send(JobFailed(prefill.job, "engine_error", f"{type(error).__name__} in prefill"))
+            return
+        if prefill.done < prefill.stop:
+            return
+        self._prefills.remove(prefill)
+        if prefill.then is not None:
+            assert prefill.cache is not None
+            self._speak(prefill.then, prefill.cache)
+        else:
+            self._send(PrefillFinished(prefill.job, time.monotonic() - prefill.started))
+
+    def _run_chunk(self, prefill: Prefill) -> None:
+        if prefill.cache is None:
+            prefill.cache = empty_cache(self._model.layout)
+            prefill.started = time.monotonic()
+        begin, grid, cache, export = prefill.done, self._spec.chunk_tokens, prefill.cache, prefill.export
+        end = min(prefill.stop, (begin // grid + 1) * grid)
+        if export is not None:
+            self._model.after_layer = lambda index: export.after_layer(cache, index, end)
+        try:
+            self._model.hidden(prefill.ids[None, begin:end], torch.arange(begin, end)[None], cache)
+        finally:
+            self._model.after_layer = None
+        prefill.done = end
+        assert end < prefill.stop or export is None or export.complete, "pieces were left behind"
+
+    def _decode_step(self) -> None:
+        rows = self._rows
+        try:
+            if self._batch is None:
+                self._batch = join([row.cache for row in rows])
+            ids = torch.tensor([[row.token] for row in rows])
+            positions = torch.tensor([[row.position] for row in rows])
+            logits = self._model.logits(self._model.hidden(ids, positions, self._batch)[:, -1])
+        except Exception as error:
+            logger.exception("decode step failed rows=%d", len(rows))
+            self._rows, self._batch = [], None
+            for row in rows:
+                self._send(JobFailed(row.job, "engine_error", f"{type(error).__name__} in decode"))
+            return
+        going = [row for i, row in enumerate(rows) if self._goes_on(row, logits[i])]
+        if len(going) < len(rows):
+            self._rows, self._batch = going, None
+
+    def _goes_on(self, row: Row, logits: torch.Tensor) -> bool:
+        """Choose the row's next token and say so; False when that was its last."""
+        try:
+            return self._advance(row, logits)
+        except (RuntimeError, ValueError) as error:
+            logger.exception("sampling failed job=%s", row.job)
+            self._send(JobFailed(row.job, "engine_error", f"{type(error).__name__} in sampling"))
+            return False
+
+    def _advance(self, row: Row, logits: torch.Tensor) -> bool:
+        token = row.sampler.choose(logits)
+        if row.sampler.ends(token):
+            self._send(GenerationFinished(row.job, "stop"))
+            return False
+        self._send(Token(row.job, token, row.sampler.logprobs(logits, token)))
+        row.token, row.position, row.left = token, row.position + 1, row.left - 1
+        if row.left == 0:
+            self._send(GenerationFinished(row.job, "length"))
+        return row.left > 0

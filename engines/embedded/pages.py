@@ -1,0 +1,114 @@
+"""Between cache layers and pool pages: bytes move as they are, in canonical order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers.cache_utils import Cache
+
+from engines.embedded.cache import StateLayer, TokenLayer
+from kvcache.blocks import Extent, PageTable
+from kvcache.hostpool import HostPool
+from kvcache.layout import GroupKind
+from kvcache.plan import Piece, TransferPlan
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class PageMemory:
+    """The host pool as one array of bytes."""
+
+    def __init__(self, pool: HostPool) -> None:
+        self._bytes: Bytes = np.frombuffer(pool.buffer, dtype=np.uint8)
+        self._page_bytes = pool.page_bytes
+        self.page_bytes = pool.page_bytes
+        self.pages = pool.pages
+
+    def write(self, extents: list[Extent], source: torch.Tensor) -> None:
+        """Lay a tensor's bytes over ``extents``."""
+        data = _as_bytes(source)
+        at = 0
+        for extent in extents:
+            base = extent.page * self._page_bytes + extent.offset
+            self._bytes[base : base + extent.nbytes] = data[at : at + extent.nbytes]
+            at += extent.nbytes
+        assert at == data.size, f"{data.size} bytes over extents of {at}"
+
+    def read(self, extents: list[Extent], target: torch.Tensor) -> None:
+        """Fill a contiguous tensor with the bytes in ``extents``."""
+        data = _as_bytes(target)
+        at = 0
+        for extent in extents:
+            base = extent.page * self._page_bytes + extent.offset
+            data[at : at + extent.nbytes] = self._bytes[base : base + extent.nbytes]
+            at += extent.nbytes
+        assert at == data.size, f"{data.size} bytes from extents of {at}"
+
+
+class Export:
+    """One prefill's way into the pool: called after each layer of each chunk, it writes what became final."""
+
+    def __init__(
+        self, plan: TransferPlan, table: PageTable, memory: PageMemory, exported: Callable[[int], None]
+    ) -> None:
+        """``exported`` is told the cumulative number of pieces after every layer that released some."""
+        self._plan = plan
+        self._table = table
+        self._memory = memory
+        self._exported = exported
+        self._next = 0
+
+    def after_layer(self, cache: Cache, index: int, chunk_stop: int) -> None:
+        """Write the pieces that model layer ``index`` released in the chunk that ended at ``chunk_stop``."""
+        begin = self._next
+        pieces = self._plan.pieces
+        while self._next < len(pieces) and self._released(pieces[self._next], index, chunk_stop):
+            piece = pieces[self._next]
+            self._memory.write(self._table.extents(piece), _source(self._plan, cache, piece))
+            self._next += 1
+        if self._next > begin:
+            self._exported(self._next)
+
+    @property
+    def complete(self) -> bool:
+        """Every piece lies in the pool."""
+        return self._next == len(self._plan.pieces)
+
+    def _released(self, piece: Piece, index: int, chunk_stop: int) -> bool:
+        group = self._plan.layout.groups[piece.group]
+        final = self._plan.stop if group.kind is not GroupKind.FULL else piece.stop
+        return group.layers[piece.layer].index == index and final == chunk_stop
+
+
+def load(cache: Cache, table: PageTable, memory: PageMemory) -> None:
+    """Fill an empty cache with the tokens [0, stop) that lie in the pages of ``table``."""
+    for g, group in enumerate(table.geometry.layout.groups):
+        first, stop = group.first_token(table.stop), table.stop
+        for n, layer in enumerate(group.layers):
+            held = cache.layers[layer.index]
+            if isinstance(held, TokenLayer):
+                held.restore(first, stop)
+            for t, spec in enumerate(layer.tensors):
+                if isinstance(held, StateLayer):
+                    target, piece = held.state(t), Piece(0, g, n, t, stop, stop, 0, spec.nbytes)
+                else:
+                    target = held.tokens(t, first, stop)
+                    piece = Piece(0, g, n, t, first, stop, 0, spec.nbytes * (stop - first))
+                memory.read(table.extents(piece), target)
+
+
+def _source(plan: TransferPlan, cache: Cache, piece: Piece) -> torch.Tensor:
+    held = cache.layers[plan.layout.groups[piece.group].layers[piece.layer].index]
+    if isinstance(held, StateLayer):
+        return held.state(piece.tensor)
+    assert isinstance(held, TokenLayer)
+    return held.tokens(piece.tensor, piece.start, piece.stop)
+
+
+def _as_bytes(tensor: torch.Tensor) -> Bytes:
+    assert tensor.is_contiguous(), "bytes are copied as they lie"
+    data: Bytes = tensor.reshape(-1).view(torch.uint8).numpy()
+    return data
