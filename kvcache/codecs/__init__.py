@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from kvcache.codecs.base import Buffer, Codec, CodecError, UnknownCodec
+from kvcache.codecs.lossless import Lossless
 from kvcache.codecs.raw import Raw
 
 __all__ = ["EXACT", "Buffer", "Codec", "CodecError", "UnknownCodec", "by_name"]
 
-_CODECS: dict[str, Codec] = {codec.name: codec for codec in (Raw(),)}
+_ALL: tuple[Codec, ...] = (Raw(), Lossless())
+_CODECS = {codec.name: codec for codec in _ALL}
 
 EXACT = tuple(name for name, codec in _CODECS.items() if codec.exact)
 

@@ -58,9 +58,24 @@ class Codec(Protocol):
 
 
 def check_size(views: Sequence[memoryview], dtype: DType, shape: tuple[int, ...], field: str) -> int:
-    """The total bytes of ``views``. Raises ValueError unless it is what dtype and shape say."""
+    """The total bytes of ``views``. Raises ValueError unless it is what dtype and shape say, and more than nothing."""
     total = sum(view.nbytes for view in views)
     expected = prod(shape) * dtype.itemsize
-    if total != expected:
+    if total != expected or total == 0:
         raise ValueError(f"{field}: {total} bytes, but {shape} of {dtype} takes {expected}")
     return total
+
+
+def gather(parts: Sequence[memoryview]) -> memoryview:
+    """All parts as one run of bytes: without a copy where there is just one."""
+    return parts[0].cast("B") if len(parts) == 1 else memoryview(b"".join(parts))
+
+
+def scatter(data: memoryview, out: Sequence[memoryview]) -> None:
+    """Copy a run of bytes into parts of the same total size."""
+    done = 0
+    for part in out:
+        target = part.cast("B")
+        target[:] = data[done : done + target.nbytes]
+        done += target.nbytes
+    assert done == data.nbytes

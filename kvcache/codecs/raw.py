@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvcache.codecs.base import CodecError, check_size
+from kvcache.codecs.base import CodecError, check_size, gather, scatter
 from kvcache.layout import DType
 
 
@@ -28,21 +28,10 @@ class Raw:
     ) -> None:
         """Copy ``payload`` into ``out``. Raises CodecError where the sizes differ."""
         total = check_size(out, dtype, shape, "out")
-        parts = [payload] if isinstance(payload, memoryview) else payload
-        source = [part.cast("B") for part in parts]
-        size = sum(part.nbytes for part in source)
-        if size != total:
-            raise CodecError(f"raw payload: {size} bytes, expected {total}")
-        part, at = 0, 0
-        for target in (view.cast("B") for view in out):
-            done = 0
-            while done < target.nbytes:
-                count = min(target.nbytes - done, source[part].nbytes - at)
-                target[done : done + count] = source[part][at : at + count]
-                done += count
-                at += count
-                if at == source[part].nbytes:
-                    part, at = part + 1, 0
+        data = gather([payload] if isinstance(payload, memoryview) else payload)
+        if data.nbytes != total:
+            raise CodecError(f"raw payload: {data.nbytes} bytes, expected {total}")
+        scatter(data, out)
 
     def max_wire_bytes(self, raw_bytes: int) -> int:
         """Exactly the raw size."""
