@@ -1,0 +1,153 @@
+"""Waiting for pages: in order, within a deadline, and without losing any."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from kvcache.blocks import PagePool
+from kvcache.room import PageRoom, RoomCrowded, RoomTimeout
+
+
+def soon(seconds: float = 5.0) -> float:
+    return asyncio.get_running_loop().time() + seconds
+
+
+async def waiting(room: PageRoom, owner: str, count: int, seconds: float = 5.0) -> asyncio.Task[tuple[int, ...]]:
+    """An acquire that stands in the queue."""
+    before = room.waiting
+    task = asyncio.create_task(room.acquire(owner, count, soon(seconds)))
+    await asyncio.sleep(0)
+    assert room.waiting == before + 1
+    return task
+
+
+async def test_free_pages_are_granted_at_once() -> None:
+    room = PageRoom(PagePool(4))
+    assert len(await room.acquire("a", 3, soon(0))) == 3
+    assert room.pool.free_pages == 1
+
+
+async def test_a_big_reservation_is_not_overtaken_by_small_ones() -> None:
+    room = PageRoom(PagePool(4))
+    await room.acquire("a", 2, soon())
+    big = await waiting(room, "big", 4)
+    small = await waiting(room, "small", 1)
+    assert room.pool.free_pages == 2
+    room.release("a")
+    assert len(await big) == 4
+    assert not small.done()
+    room.release("big")
+    assert len(await small) == 1
+
+
+async def test_one_release_serves_all_that_fit() -> None:
+    room = PageRoom(PagePool(4))
+    await room.acquire("a", 4, soon())
+    tasks = [await waiting(room, name, 2) for name in "bcd"]
+    room.release("a")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert [task.done() for task in tasks] == [True, True, False]
+    room.release("b")
+    await tasks[2]
+    room.pool.check_integrity()
+
+
+async def test_a_wait_ends_at_its_deadline_and_lets_the_next_pass() -> None:
+    room = PageRoom(PagePool(4))
+    await room.acquire("a", 3, soon())
+    big = await waiting(room, "big", 4, seconds=0.05)
+    small = await waiting(room, "small", 1)
+    with pytest.raises(RoomTimeout, match="4 pages did not become free"):
+        await big
+    assert len(await small) == 1
+    assert room.waiting == 0
+
+
+async def test_a_deadline_in_the_past_does_not_wait() -> None:
+    room = PageRoom(PagePool(1))
+    await room.acquire("a", 1, soon())
+    with pytest.raises(RoomTimeout):
+        await room.acquire("b", 1, soon(-1))
+
+
+async def test_a_cancelled_wait_holds_nothing_and_lets_the_next_pass() -> None:
+    room = PageRoom(PagePool(4))
+    await room.acquire("a", 3, soon())
+    big, small = await waiting(room, "big", 4), await waiting(room, "small", 1)
+    big.cancel()
+    assert len(await small) == 1
+    assert big.cancelled()
+
+
+async def test_a_cancel_that_meets_the_grant_gives_the_pages_back() -> None:
+    room = PageRoom(PagePool(4))
+    await room.acquire("a", 4, soon())
+    task = await waiting(room, "b", 4)
+    room.release("a")
+    assert room.pool.owners == {"b": 4}
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert room.pool.free_pages == 4
+
+
+@pytest.mark.parametrize("count", [0, -1, 5])
+async def test_what_can_never_fit_is_refused_at_once(count: int) -> None:
+    with pytest.raises(ValueError, match="can never be granted from a pool of 4"):
+        await PageRoom(PagePool(4)).acquire("a", count, soon())
+
+
+async def test_the_queue_is_bounded() -> None:
+    room = PageRoom(PagePool(1), max_waiting=2)
+    await room.acquire("a", 1, soon())
+    tasks = [await waiting(room, name, 1) for name in "bc"]
+    with pytest.raises(RoomCrowded, match="2 reservations are waiting already"):
+        await room.acquire("d", 1, soon())
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_an_owner_reserves_once() -> None:
+    room = PageRoom(PagePool(2))
+    await room.acquire("a", 2, soon())
+    task = await waiting(room, "b", 1)
+    with pytest.raises(ValueError, match="'a' already holds pages"):
+        await room.acquire("a", 1, soon())
+    with pytest.raises(ValueError, match="'b' is already waiting"):
+        await room.acquire("b", 1, soon())
+    room.release("a")
+    await task
+
+
+async def test_releasing_an_unknown_owner_is_harmless() -> None:
+    assert PageRoom(PagePool(1)).release("nobody") == 0
+
+
+async def test_no_page_is_lost_in_a_crowd_of_waits_cancels_and_timeouts() -> None:
+    room = PageRoom(PagePool(8), max_waiting=1000)
+    rng = random.Random(7)
+
+    async def one(n: int) -> None:
+        try:
+            pages = await room.acquire(f"t{n}", rng.randint(1, 8), soon(rng.random() * 0.2))
+        except RoomTimeout:
+            return
+        assert room.pool.owners[f"t{n}"] == len(pages)
+        try:
+            await asyncio.sleep(rng.random() * 0.005)
+        finally:
+            room.release(f"t{n}")
+
+    tasks = [asyncio.create_task(one(n)) for n in range(300)]
+    for task in rng.sample(tasks, 60):
+        await asyncio.sleep(0.001)
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    room.pool.check_integrity()
+    assert room.pool.free_pages == 8
+    assert room.waiting == 0
