@@ -1,18 +1,29 @@
 """The KV wire's frames. Sans-I/O: this module knows bytes, not sockets.
 
-Every frame is ``length:u32 version:u8 kind:u8 reserved:u16`` (big-endian; length counts what follows the eight bytes)
-and a body. All bodies are msgpack arrays of the structs below, so a newer peer may append fields and an older one may
-leave them out: that is how versions N and N-1 talk. A Data body is its struct, and then ``wire_bytes`` of payload.
+Every frame is ``length:u32 version:u8 kind:u8 head:u16`` (big-endian; length counts what follows the eight bytes) and
+a body. All bodies are msgpack arrays of the structs below, so a newer peer may append fields and an older one may leave
+them out: that is how versions N and N-1 talk. A Data body is its struct, ``head`` bytes of it, and then ``wire_bytes``
+of payload; in every other frame ``head`` is 0.
 """
 
 from __future__ import annotations
 
+import struct
 from enum import IntEnum
 
 import msgspec
 
 WIRE_VERSION = 1
 OLDEST_WIRE_VERSION = 1
+
+HEADER_BYTES = 8
+MAX_HANDSHAKE_BODY = 4 << 10
+MAX_CONTROL_BODY = 1 << 20
+MAX_DATA_HEAD = 4 << 10
+MAX_PAYLOAD_BYTES = 1 << 30
+DIGEST_BYTES = 16
+
+header = struct.Struct(">IBBH")
 
 
 class Kind(IntEnum):
@@ -112,7 +123,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ack(msgspec.Struct, frozen=True, array_like=True):
-    """Decode -> prefill, cumulative and repeatable: all pieces below ``next_seq`` are verified; ``committed`` at last."""
+    """Decode -> prefill, cumulative, repeatable: all pieces below ``next_seq`` are verified; ``committed`` at last."""
 
     transfer: bytes
     next_seq: int
@@ -139,7 +150,10 @@ class Pong(msgspec.Struct, frozen=True, array_like=True):
     token: int
 
 
-type_of_kind: dict[Kind, type[msgspec.Struct]] = {
+Frame = Hello | Proof | Open | Announce | Grant | Data | Manifest | Ack | Abort | Ping | Pong
+"""Any frame."""
+
+type_of_kind: dict[Kind, type[Frame]] = {
     Kind.HELLO: Hello,
     Kind.PROOF: Proof,
     Kind.OPEN: Open,
@@ -152,3 +166,45 @@ type_of_kind: dict[Kind, type[msgspec.Struct]] = {
     Kind.PING: Ping,
     Kind.PONG: Pong,
 }
+
+_kind_of_type = {frame_type: kind for kind, frame_type in type_of_kind.items()}
+_encoder = msgspec.msgpack.Encoder()
+_decoders: dict[Kind, msgspec.msgpack.Decoder[Frame]] = {
+    kind: msgspec.msgpack.Decoder(frame_type) for kind, frame_type in type_of_kind.items()
+}
+
+
+class WireError(ValueError):
+    """Bytes that are no frame of ours; the connection that carried them is closed. ``field`` names what is wrong."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"frame {field}: {reason}")
+        self.field = field
+        self.reason = reason
+
+
+def encode_frame(frame: Frame, version: int = WIRE_VERSION) -> bytes:
+    """One frame as bytes; of a Data frame all but the payload, which must follow at once.
+
+    Raises WireError for a frame larger than a receiver reads.
+    """
+    kind = _kind_of_type[type(frame)]
+    body = _encoder.encode(frame)
+    if isinstance(frame, Data):
+        if len(body) > MAX_DATA_HEAD:
+            raise WireError("head", f"{len(body)} bytes of Data header, at most {MAX_DATA_HEAD} are read")
+        if not 0 <= frame.wire_bytes <= MAX_PAYLOAD_BYTES:
+            raise WireError("wire_bytes", f"{frame.wire_bytes} lies outside [0, {MAX_PAYLOAD_BYTES}]")
+        return header.pack(len(body) + frame.wire_bytes, version, kind, len(body)) + body
+    limit = MAX_HANDSHAKE_BODY if isinstance(frame, Hello | Proof) else MAX_CONTROL_BODY
+    if len(body) > limit:
+        raise WireError("length", f"{len(body)} bytes of {type(frame).__name__}, at most {limit} are read")
+    return header.pack(len(body), version, kind, 0) + body
+
+
+def decode_body(kind: Kind, body: bytes | bytearray | memoryview) -> Frame:
+    """The frame of this kind that ``body`` (of a Data frame only its head) holds. Raises WireError."""
+    try:
+        return _decoders[kind].decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
+        raise WireError("body", f"{kind.name} does not decode: {error}") from error

@@ -1,0 +1,191 @@
+"""Both ends of one transfer as state machines: frames are checked against the plan, never trusted. Sans-I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvcache import codecs
+from kvcache.digest import kv_digest
+from kvcache.plan import Piece, TransferPlan
+from kvcache.ticket import Ticket
+from kvcache.wire import DIGEST_BYTES, Ack, Announce, Data, Manifest
+
+
+class TransferViolation(Exception):
+    """The other side broke the plan or sent damaged bytes: the transfer must be aborted. ``field`` names what."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field}: {reason}")
+        self.field = field
+        self.reason = reason
+
+
+def _check_plan(plan: TransferPlan, ticket: Ticket) -> None:
+    if (plan.start, plan.stop, plan.chunk_tokens) != (ticket.start, ticket.stop, ticket.chunk_tokens):
+        raise ValueError(
+            f"plan of [{plan.start}, {plan.stop}) by {plan.chunk_tokens} does not follow from the ticket's "
+            f"[{ticket.start}, {ticket.stop}) by {ticket.chunk_tokens}"
+        )
+    if plan.nbytes > ticket.byte_cap:
+        raise TransferViolation("byte_cap", f"the plan takes {plan.nbytes} bytes, the ticket allows {ticket.byte_cap}")
+
+
+class IncomingTransfer:
+    """The decode side: Announce, then each piece once and in order, then a Manifest that accounts for all.
+
+    ``codec_names`` are those that the Open offered. Raises TransferViolation where the plan exceeds the ticket's cap,
+    ValueError where it is not the ticket's plan.
+    """
+
+    def __init__(self, plan: TransferPlan, ticket: Ticket, codec_names: Sequence[str]) -> None:
+        _check_plan(plan, ticket)
+        self.plan = plan
+        self.next_seq = 0
+        """All pieces below are verified: what an Ack says."""
+        self.wire_bytes = 0
+        """Payload bytes announced by the Data headers so far."""
+        self._transfer = ticket.transfer
+        self._codec_names = tuple(codec_names)
+        self._codec: codecs.Codec | None = None
+        self._headers: list[bytes] = []
+        self._verified: set[int] = set()
+
+    @property
+    def codec(self) -> codecs.Codec | None:
+        """The announced codec, None before the Announce."""
+        return self._codec
+
+    def check_announce(self, announce: Announce) -> None:
+        """Accept the one Announce. Raises TransferViolation where a figure differs from the plan."""
+        self._same("transfer", announce.transfer, self._transfer)
+        self._same("pieces", announce.pieces, len(self.plan.pieces))
+        self._same("raw_bytes", announce.raw_bytes, self.plan.nbytes)
+        if self._codec is not None:
+            raise TransferViolation("announce", "this transfer was announced before")
+        if announce.codec not in self._codec_names:
+            raise TransferViolation("codec", f"{announce.codec!r} was not offered, only {', '.join(self._codec_names)}")
+        self._codec = codecs.by_name(announce.codec)
+
+    def check_data(self, data: Data) -> Piece:
+        """The piece that this header belongs to. Raises TransferViolation on any difference from the plan."""
+        if self._codec is None:
+            raise TransferViolation("data", "came before the Announce")
+        self._same("transfer", data.transfer, self._transfer)
+        self._same("seq", data.seq, len(self._headers))
+        if data.seq >= len(self.plan.pieces):
+            raise TransferViolation("seq", f"{data.seq}, but the plan ends at {len(self.plan.pieces) - 1}")
+        piece = self.plan.pieces[data.seq]
+        for field in ("group", "layer", "tensor", "start", "stop"):
+            self._same(field, getattr(data, field), getattr(piece, field))
+        self._same("dtype", data.dtype, self.plan.tensor(piece).dtype.value)
+        self._same("codec", data.codec, self._codec.name)
+        self._same("raw_bytes", data.raw_bytes, piece.nbytes)
+        if not 0 < data.wire_bytes <= self._codec.max_wire_bytes(piece.nbytes):
+            limit = self._codec.max_wire_bytes(piece.nbytes)
+            raise TransferViolation("wire_bytes", f"{data.wire_bytes}, expected 1 to {limit} for {data.codec}")
+        self._same("digest", len(data.digest), DIGEST_BYTES)
+        self._headers.append(data.digest)
+        self.wire_bytes += data.wire_bytes
+        return piece
+
+    def verified(self, seq: int, digest: bytes) -> None:
+        """Piece ``seq`` has landed and ``digest`` was computed from its bytes here; pieces may come in any order.
+
+        Raises TransferViolation where it differs from the header's.
+        """
+        if not 0 <= seq < len(self._headers) or seq < self.next_seq or seq in self._verified:
+            raise ValueError(f"piece {seq} is not waiting to be verified")
+        if digest != self._headers[seq]:
+            wanted = self._headers[seq].hex()
+            raise TransferViolation("digest", f"piece {seq} arrived damaged: {digest.hex()}, sent as {wanted}")
+        self._verified.add(seq)
+        while self.next_seq in self._verified:
+            self._verified.remove(self.next_seq)
+            self.next_seq += 1
+
+    def finish(self, manifest: Manifest) -> bytes:
+        """The digest over all pieces, once every one is verified and the manifest agrees.
+
+        Raises TransferViolation naming what is missing or differs. ``next_seq`` must have reached the plan's end
+        before a manifest can be accepted: where decoding is still under way, wait for it first.
+        """
+        self._same("transfer", manifest.transfer, self._transfer)
+        if self.next_seq < len(self.plan.pieces):
+            raise TransferViolation("pieces", f"piece {self.next_seq} of {len(self.plan.pieces)} is missing")
+        self._same("digests", len(manifest.digests), len(self.plan.pieces) * DIGEST_BYTES)
+        digests = b"".join(self._headers)
+        if manifest.digests != digests:
+            at = next(n for n, (a, b) in enumerate(zip(manifest.digests, digests, strict=True)) if a != b)
+            raise TransferViolation("digests", f"piece {at // DIGEST_BYTES} was sent with another digest")
+        return kv_digest(digests)
+
+    def _same(self, field: str, found: object, wanted: object) -> None:
+        if found != wanted:
+            shown = (v.hex() if isinstance(v, bytes) else repr(v) for v in (found, wanted))
+            raise TransferViolation(field, "{}, the plan says {}".format(*shown))
+
+
+class OutgoingTransfer:
+    """The prefill side: headers in plan order, a manifest at the end, and what the other side has acknowledged."""
+
+    def __init__(self, plan: TransferPlan, ticket: Ticket) -> None:
+        _check_plan(plan, ticket)
+        self.plan = plan
+        self.acked_seq = 0
+        """The other side has verified all pieces below."""
+        self.committed = False
+        """The other side has committed: the exported pages are no longer needed."""
+        self.wire_bytes = 0
+        """Payload bytes of the headers made so far."""
+        self._transfer = ticket.transfer
+        self._digests: list[bytes] = []
+
+    @property
+    def sent(self) -> int:
+        """Pieces whose header was made: the next one's seq."""
+        return len(self._digests)
+
+    def announce(self, codec: str) -> Announce:
+        """The frame that opens the transfer."""
+        return Announce(self._transfer, len(self.plan.pieces), self.plan.nbytes, codec)
+
+    def header(self, piece: Piece, codec: str, wire_bytes: int, digest: bytes) -> Data:
+        """The frame of the next piece. Raises ValueError where it is not the next one of the plan."""
+        if piece.seq != self.sent or piece != self.plan.pieces[piece.seq]:
+            raise ValueError(f"piece {piece.seq} is not the next of the plan, {self.sent} is")
+        self._digests.append(digest)
+        self.wire_bytes += wire_bytes
+        return Data(
+            self._transfer,
+            piece.seq,
+            piece.group,
+            piece.layer,
+            piece.tensor,
+            piece.start,
+            piece.stop,
+            self.plan.tensor(piece).dtype.value,
+            codec,
+            piece.nbytes,
+            wire_bytes,
+            digest,
+        )
+
+    def manifest(self, lag_s: float) -> Manifest:
+        """The closing frame. Raises ValueError before the last piece."""
+        if self.sent < len(self.plan.pieces):
+            raise ValueError(f"piece {self.sent} of {len(self.plan.pieces)} was not sent")
+        return Manifest(self._transfer, b"".join(self._digests), lag_s)
+
+    def on_ack(self, ack: Ack) -> None:
+        """Take an acknowledgement; repeated and overtaken ones change nothing.
+
+        Raises TransferViolation for one that acknowledges what was never sent.
+        """
+        if ack.transfer != self._transfer:
+            raise TransferViolation("transfer", "acknowledges another transfer")
+        if not 0 <= ack.next_seq <= self.sent:
+            raise TransferViolation("next_seq", f"{ack.next_seq} acknowledged, {self.sent} sent")
+        if ack.committed and ack.next_seq < len(self.plan.pieces):
+            raise TransferViolation("committed", f"with piece {ack.next_seq} of {len(self.plan.pieces)} missing")
+        self.acked_seq = max(self.acked_seq, ack.next_seq)
+        self.committed = self.committed or ack.committed

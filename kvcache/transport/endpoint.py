@@ -1,0 +1,329 @@
+"""All KV connections of one node: it listens, dials, and keeps one connection for each peer."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import os
+import random
+import socket
+import ssl
+from collections import OrderedDict
+from collections.abc import Coroutine
+from functools import partial
+
+from kvcache.control import KvAddress, LinkReport
+from kvcache.framing import FrameParser
+from kvcache.session import NONCE_BYTES, Expected, PeerIdentity, PeerRefused, Session
+from kvcache.transport.channel import Channel, TlsChannel
+from kvcache.transport.dialler import Backoff, connect
+from kvcache.transport.interface import FrameHandler, LocalIdentity, PeerUnreachable, TransportLimits
+from kvcache.transport.link import tune
+from kvcache.transport.peer import Peer
+from kvcache.wire import OLDEST_WIRE_VERSION, WireError, encode_frame
+
+logger = logging.getLogger(__name__)
+
+_LINGER_S = 1.0
+_LINGER_BYTES = 4096
+_LINGER_READS = 64
+_MAX_BACKOFFS = 1024
+_DUPLICATE = "duplicate"
+
+Wanted = tuple[str, str]
+"""A peer that somebody waits for: node id and incarnation."""
+
+
+class InsecureBind(ValueError):
+    """Listening off the loopback without TLS."""
+
+
+class KvEndpoint:
+    """Create it on the event loop; ``close()`` ends everything that it began.
+
+    ``dial_ssl`` is the context for outgoing connections; without one only the loopback is dialled.
+    """
+
+    def __init__(
+        self,
+        identity: LocalIdentity,
+        handler: FrameHandler,
+        dial_ssl: ssl.SSLContext | None = None,
+        limits: TransportLimits | None = None,
+    ) -> None:
+        self._identity = identity
+        self._handler = handler
+        self._dial_ssl = dial_ssl
+        self._limits = limits or TransportLimits()
+        self._peers: dict[str, Peer] = {}
+        self._waiters: dict[Wanted, set[asyncio.Future[Peer]]] = {}
+        self._dials: dict[Wanted, asyncio.Task[None]] = {}
+        self._backoffs: OrderedDict[Wanted, Backoff] = OrderedDict()
+        self._dial_slots = asyncio.Semaphore(self._limits.max_dials)
+        self._jitter = random.SystemRandom()
+        self._greetings: OrderedDict[asyncio.Task[None], None] = OrderedDict()
+        self._listeners: list[socket.socket] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def listen(self, host: str, port: int, ssl: ssl.SSLContext | None = None) -> int:
+        """Accept peers on ``host``; returns the port, chosen by the system where ``port`` is 0.
+
+        Raises InsecureBind off the loopback without ``ssl``; OSError where the address cannot be bound.
+        """
+        if self._closed:
+            raise RuntimeError("this endpoint is closed")
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, target = found[0]
+        if ssl is None and not ipaddress.ip_address(target[0]).is_loopback:
+            raise InsecureBind(
+                f"KV host {host!r} is not the loopback: give a certificate and a key (TLS), or bind 127.0.0.1"
+            )
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(target)
+            sock.listen(self._limits.max_greetings)
+            sock.setblocking(False)
+        except BaseException:
+            sock.close()
+            raise
+        self._listeners.append(sock)
+        self._spawn(self._accept(sock, ssl))
+        bound: int = sock.getsockname()[1]
+        return bound
+
+    async def peer(self, node_id: str, incarnation: str, dial: KvAddress | None, deadline: float) -> Peer:
+        """The connection to this node, made if there is none: dialled at ``dial``, or awaited where it is None.
+
+        ``deadline`` is in the loop's time. Raises PeerRefused where another answers or the two must not talk,
+        PeerUnreachable at the deadline or on ``close()``.
+        """
+        if self._closed:
+            raise PeerUnreachable(f"{node_id}: this endpoint is closed")
+        known = self._peers.get(node_id)
+        if known is not None and known.identity.incarnation == incarnation:
+            return known
+        wanted = (node_id, incarnation)
+        waiter: asyncio.Future[Peer] = asyncio.get_running_loop().create_future()
+        self._waiters.setdefault(wanted, set()).add(waiter)
+        if dial is not None and wanted not in self._dials:
+            task = self._dials[wanted] = self._spawn(self._dial(wanted, dial))
+            task.add_done_callback(lambda done: self._dials.get(wanted) is done and self._dials.pop(wanted))
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await waiter
+        except TimeoutError:
+            backoff = self._backoffs.get(wanted)
+            cause = "it did not dial in" if dial is None else backoff.cause if backoff is not None else "no answer"
+            raise PeerUnreachable(f"{node_id} was not reached before the deadline: {cause}") from None
+        finally:
+            self._forget_waiter(wanted, waiter)
+
+    def links(self) -> tuple[LinkReport, ...]:
+        """Figures of every peer."""
+        return tuple(peer.report() for peer in self._peers.values())
+
+    async def close(self) -> None:
+        """Stop listening and dialling, then close every peer; harmless when repeated.
+
+        Returns after ``on_lost`` was called for each of them.
+        """
+        self._closed = True
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+        for wanted in list(self._waiters):
+            self._settle(wanted, PeerUnreachable("this endpoint is closed"))
+        for peer in list(self._peers.values()):
+            peer.close("the node closes its KV endpoint")
+        await asyncio.sleep(0)
+
+    # ---- connections being made
+
+    async def _accept(self, listener: socket.socket, context: ssl.SSLContext | None) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                logger.warning("event=kv_accept_failed cause=%s", error)
+                await asyncio.sleep(self._limits.ping_every_s)
+                continue
+            if len(self._greetings) >= self._limits.max_greetings:
+                oldest, _ = self._greetings.popitem(last=False)
+                oldest.cancel()
+            task = self._spawn(self._greet_inbound(sock, context))
+            self._greetings[task] = None
+            task.add_done_callback(partial(self._greeted, sock))
+            await asyncio.sleep(0)
+
+    def _greeted(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
+        sock.close()
+        self._greetings.pop(task, None)
+
+    async def _greet_inbound(self, sock: socket.socket, context: ssl.SSLContext | None) -> None:
+        try:
+            tune(sock, self._limits.socket_buffer, self._limits.unsent_in_kernel)
+            await self._greet(sock, context, None, None)
+        except (OSError, PeerRefused, WireError) as error:
+            logger.info("event=kv_inbound_refused cause=%s", str(error) or "handshake took too long")
+
+    async def _dial(self, wanted: Wanted, address: KvAddress) -> None:
+        """Try until it works, is refused, or nobody waits any more."""
+        loop = asyncio.get_running_loop()
+        backoff = self._backoffs.pop(wanted, None)
+        if backoff is None:
+            backoff = Backoff(self._limits.backoff_first_s, self._limits.backoff_most_s, self._jitter)
+        self._backoffs[wanted] = backoff
+        if len(self._backoffs) > _MAX_BACKOFFS:
+            self._backoffs.popitem(last=False)
+        while wanted in self._waiters:
+            await asyncio.sleep(backoff.remaining(loop.time()))
+            try:
+                async with self._dial_slots:
+                    sock = await connect(address, self._dial_ssl is not None, self._limits)
+                try:
+                    await self._greet(sock, self._dial_ssl, address.host, Expected(*wanted))
+                finally:
+                    sock.close()
+                self._backoffs.pop(wanted, None)
+            except PeerRefused as refusal:
+                backoff.failed(loop.time(), str(refusal))
+                if refusal.field != _DUPLICATE:
+                    self._settle(wanted, refusal)
+            except (OSError, ValueError) as error:
+                backoff.failed(loop.time(), str(error) or "handshake took too long")
+                logger.info("event=kv_dial_failed peer=%s cause=%s", wanted[0], backoff.cause)
+
+    async def _greet(
+        self, sock: socket.socket, context: ssl.SSLContext | None, dialled_host: str | None, expected: Expected | None
+    ) -> None:
+        """Make a peer of a connected socket, or raise PeerRefused, WireError or OSError.
+
+        The descriptor moves out of ``sock``, which the caller closes in any case.
+        """
+        dialled = expected is not None
+        sock = socket.socket(fileno=sock.detach())
+        sock.setblocking(False)
+        channel = Channel(sock)
+        try:
+            async with asyncio.timeout(self._limits.handshake_s):
+                if context is not None:
+                    channel = await TlsChannel.over(sock, context, not dialled, dialled_host)
+                parser = FrameParser()
+                me = self._identity.as_peer()
+                session = Session(me, self._identity.key, dialled, expected, os.urandom(NONCE_BYTES))
+                try:
+                    await self._shake_hands(channel, parser, session)
+                except (PeerRefused, WireError) as error:
+                    await _say_refused(channel, error)
+                    raise
+        except BaseException:
+            channel.close()
+            raise
+        assert session.peer is not None
+        limits, handler = self._limits, self._handler
+        self._admit(Peer(session.peer, dialled, session.version, channel, parser, handler, limits, self._ended))
+
+    async def _shake_hands(self, channel: Channel, parser: FrameParser, session: Session) -> None:
+        await channel.send_all(session.start())
+        while session.peer is None:
+            frame = parser.next_frame()
+            if frame is None:
+                count = await channel.receive_some(parser.get_buffers())
+                if count == 0:
+                    raise ConnectionResetError("closed by the peer during the handshake")
+                parser.buffer_updated(count)
+                continue
+            answer = session.receive(frame, parser.hello_body)
+            if session.peer is not None:
+                self._check_admissible(session.peer, session.dialled)
+            await channel.send_all(answer)
+        parser.establish()
+
+    # ---- the registry
+
+    def _check_admissible(self, new: PeerIdentity, dialled: bool) -> None:
+        """Raise PeerRefused where the peer that is connected already must stay, or too many are."""
+        known = self._peers.get(new.node_id)
+        if known is None:
+            if len(self._peers) >= self._limits.max_peers:
+                raise PeerRefused("peers", f"{len(self._peers)} are connected, no more are taken")
+            return
+        if known.identity.incarnation != new.incarnation:
+            return
+        if known.identity.public_key != new.public_key:
+            raise PeerRefused("public_key", f"{new.node_id!r} is connected with another key")
+        # Two nodes that dial each other at once must agree which connection stays: the smaller node id's.
+        if known.dialled != dialled and known.dialled == (self._identity.node_id < new.node_id):
+            raise PeerRefused(_DUPLICATE, f"{new.node_id!r} is connected already")
+
+    def _admit(self, peer: Peer) -> None:
+        identity = peer.identity
+        old = self._peers.get(identity.node_id)
+        self._peers[identity.node_id] = peer
+        if old is not None:
+            old.close(f"replaced by a newer connection, incarnation {identity.incarnation}")
+        logger.info(
+            "event=kv_peer_connected peer=%s incarnation=%s dialled=%s",
+            identity.node_id,
+            identity.incarnation,
+            peer.dialled,
+        )
+        self._settle((identity.node_id, identity.incarnation), peer)
+
+    def _ended(self, peer: Peer) -> None:
+        if self._peers.get(peer.identity.node_id) is peer:
+            del self._peers[peer.identity.node_id]
+
+    def _settle(self, wanted: Wanted, outcome: Peer | PeerRefused | PeerUnreachable) -> None:
+        """Answer all who wait for this peer."""
+        for waiter in self._waiters.pop(wanted, ()):
+            if waiter.done():
+                continue
+            if isinstance(outcome, Peer):
+                waiter.set_result(outcome)
+            else:
+                waiter.set_exception(outcome)
+
+    def _forget_waiter(self, wanted: Wanted, waiter: asyncio.Future[Peer]) -> None:
+        waiters = self._waiters.get(wanted)
+        if waiters is None:
+            return
+        waiters.discard(waiter)
+        if not waiters:
+            del self._waiters[wanted]
+            dial = self._dials.pop(wanted, None)
+            if dial is not None:
+                dial.cancel()
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+async def _say_refused(channel: Channel, error: PeerRefused | WireError) -> None:
+    """Tell the peer why, and let it read that: closing with unread bytes would take the answer back."""
+    if isinstance(error, WireError):
+        error = PeerRefused(error.field, error.reason)
+    if error.by_peer:
+        return
+    try:
+        await channel.send_all(encode_frame(error.abort(), OLDEST_WIRE_VERSION))
+        channel.sock.shutdown(socket.SHUT_WR)
+        scratch = memoryview(bytearray(_LINGER_BYTES))
+        async with asyncio.timeout(_LINGER_S):
+            for _ in range(_LINGER_READS):
+                if await channel.receive_some([scratch]) == 0:
+                    return
+    except OSError as failure:
+        logger.debug("event=kv_refusal_untold cause=%s", failure)
