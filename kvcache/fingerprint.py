@@ -15,7 +15,15 @@ from kvcache.layout_configs import layout_from_config
 _MAX_HEADER_BYTES = 100 << 20
 _SAMPLE_BYTES = 4096
 _CONFIG_KEYS_WITHOUT_EFFECT = frozenset(
-    {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
+    {
+        "_model_name_or_path",
+        "_name_or_path",
+        "architectures",
+        "dtype",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+    }
 )
 
 
