@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,7 +51,7 @@ def test_a_plan_holds_each_token_of_each_tensor_exactly_once(span: tuple[int, in
         first = start if group.kind is GroupKind.FULL else group.first_token(stop)
         assert stretches[0][0] == first
         assert stretches[-1][1] == stop
-        assert all(a[1] == b[0] for a, b in zip(stretches, stretches[1:], strict=False))
+        assert all(a[1] == b[0] for a, b in pairwise(stretches))
     assert len(covered) == 2 * sum(len(group.layers) for group in layout.groups)
     assert [piece.seq for piece in plan.pieces] == list(range(len(plan.pieces)))
 
@@ -97,7 +99,7 @@ def test_every_byte_of_a_transfer_has_one_place_of_its_own(span: tuple[int, int]
         taken += [(extent.page, extent.offset, extent.offset + extent.nbytes) for extent in extents]
     taken.sort()
     assert all(stop <= geometry.page_bytes for _, _, stop in taken)
-    assert all(a[0] != b[0] or a[2] <= b[1] for a, b in zip(taken, taken[1:], strict=False))
+    assert all(a[0] != b[0] or a[2] <= b[1] for a, b in pairwise(taken))
     assert {page for page, _, _ in taken} == set(range(len(table.pages)))
 
 
