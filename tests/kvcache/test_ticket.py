@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcache.ticket import MAX_LIFETIME_S, Ticket, TicketError, sign_ticket, verify_ticket
+from kvcache.ticket import MAX_LIFETIME_S, Ticket, TicketError, claimed_transfer, sign_ticket, verify_ticket
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 PUBLIC = KEY.public_key().public_bytes_raw()
@@ -146,3 +146,27 @@ def test_a_ticket_is_in_force_from_issue_to_deadline_give_or_take_two_seconds(no
 def test_the_allowed_skew_is_the_callers_choice() -> None:
     with pytest.raises(TicketError, match=r"0\.5 s in the future, 0\.1 s of clock skew"):
         verify_ticket(sign_ticket(TICKET, KEY), PUBLIC, NOW - 0.5, skew_s=0.1)
+
+
+def nested(depth: int) -> bytes:
+    """A body of a later version whose last field nests ``depth`` arrays."""
+    body = bytearray(msgspec.msgpack.encode(TICKET))
+    body[0] += 1
+    return bytes(body) + b"\x91" * depth + b"\x00"
+
+
+def test_a_body_nested_too_deeply_is_refused_and_does_no_harm() -> None:
+    body = nested(3500)
+    assert refusal(b"\x01" + KEY.sign(b"prfaas ticket 1\0" + body) + body) == "body"
+    assert claimed_transfer(bytes(65) + body) is None
+
+
+def test_an_unverified_ticket_tells_the_transfer_it_claims() -> None:
+    assert claimed_transfer(bytes(65) + msgspec.msgpack.encode(TICKET)) == TICKET.transfer
+    assert claimed_transfer(forged(transfer=bytes(17))) is None
+    assert claimed_transfer(forged(request_id="x" * 5000)) is None
+
+
+@given(st.binary(max_size=300))
+def test_rubbish_claims_no_transfer(data: bytes) -> None:
+    assert claimed_transfer(data) is None
