@@ -42,11 +42,15 @@ class DecodeNodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class LinkFacts:
-    """The way from a prefill cluster to the local decode nodes."""
+    """The way from a prefill cluster to the local decode nodes.
+
+    ``bytes_per_s`` counts encoded bytes; ``wire_ratio`` is encoded over raw bytes as last seen on this way.
+    """
 
     bytes_per_s: float | None
     rtt_s: float | None
     queued_bytes: int = 0
+    wire_ratio: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ class ClusterFacts:
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """The request, after tokenising. ``transfer_bytes`` is S_kv of the prompt less its last token, less what is cached."""
+    """The request, tokenised. ``transfer_bytes`` is S_kv of the prompt less its last token and less what is cached."""
 
     request_id: str
     prompt_tokens: int

@@ -1,0 +1,79 @@
+"""Who may call what: keys, the loopback rule, and the join token of nodes."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable, MutableMapping
+from typing import Any
+
+from gateway.config import is_loopback
+from gateway.errors import ApiError
+from gateway.keys import LOOPBACK_ADMIN, KeyBook, Principal
+
+OPEN_PATHS = frozenset({"/", "/live", "/ready"})
+_FORWARDING = (b"forwarded", b"x-forwarded-for", b"x-real-ip")
+
+Scope = MutableMapping[str, Any]
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """The first header of that lower-case name, or None."""
+    headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
+    return next((value.decode("latin-1") for key, value in headers if key == name), None)
+
+
+class Access:
+    """Authenticates HTTP callers and joining nodes."""
+
+    def __init__(self, keys: KeyBook, join_token: str | None) -> None:
+        self._keys = keys
+        self._join_token = join_token
+
+    def caller(self, scope: Scope) -> Principal:
+        """Who sent this request. Raises ApiError 401 or 403."""
+        secret = _bearer(scope)
+        if secret is not None:
+            found = self._keys.find(secret)
+            if found is not None:
+                return found
+        if len(self._keys):
+            raise ApiError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
+        if not from_this_machine(scope):
+            raise ApiError(
+                403,
+                "no API key exists yet, so only this machine may call: create one with `prfaas keys create`",
+                code="loopback_only",
+            )
+        return LOOPBACK_ADMIN
+
+    def may_join(self, scope: Scope) -> bool:
+        """Whether a node may open a control stream: it holds the join token or, where none is set, runs right here."""
+        if self._join_token is None:
+            return from_this_machine(scope)
+        secret = _bearer(scope)
+        return secret is not None and hmac.compare_digest(secret.encode(), self._join_token.encode())
+
+
+def from_this_machine(scope: Scope) -> bool:
+    """Whether a caller is on the loopback, and is neither a proxy's client nor a page in a browser.
+
+    A page of another site can make a browser call 127.0.0.1: it shows in Origin, or in Host where a name was rebound.
+    """
+    client = scope.get("client")
+    if client is None or not is_loopback(client[0]):
+        return False
+    if any(header(scope, name) is not None for name in _FORWARDING):
+        return False
+    host = header(scope, b"host") or ""
+    name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
+    if not is_loopback(name):
+        return False
+    origin = header(scope, b"origin")
+    return origin is None or origin.split("://", 1)[-1] == host
+
+
+def _bearer(scope: Scope) -> str | None:
+    value = header(scope, b"authorization")
+    if value is None or value[:7].lower() != "bearer ":
+        return None
+    return value[7:].strip() or None

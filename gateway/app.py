@@ -1,0 +1,120 @@
+"""The gateway as one ASGI application: authenticate, then hand over to generation, streams of nodes, or the routes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import msgspec
+
+from gateway.access import OPEN_PATHS, Access
+from gateway.config import GatewayConfig
+from gateway.decisions import Decisions
+from gateway.errors import ApiError
+from gateway.hot import ENDPOINTS, Generation
+from gateway.keys import KeyBook
+from gateway.life import Services
+from gateway.metrics import Metrics
+from gateway.model import ServedModel
+from gateway.registry import Registry
+from gateway.routes import build_routes
+from gateway.state import State
+from gateway.stream import ControlStreams
+from gateway.tokenizing import Tokenizing
+from kvcache.wire import Role
+from scheduler.budget import FallbackBudget
+from scheduler.policy import RoutingPolicy
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+STREAM_PATH = "/v1/nodes/stream"
+
+
+class Gateway:
+    """Composes everything. Owns the state and the threads; ``close`` lets them go."""
+
+    def __init__(self, config: GatewayConfig, model: ServedModel, state: State) -> None:
+        self.config = config
+        self.state = state
+        self.keys = KeyBook(state)
+        self.registry = Registry(state, config.local_cluster, model.fingerprint, model.context_tokens)
+        self.metrics = Metrics(self.registry)
+        self.decisions = Decisions(state)
+        ticket_key = state.ticket_key()
+        services = Services(
+            config, model, self.registry, RoutingPolicy(), FallbackBudget(), ticket_key, self.decisions, self.metrics
+        )
+        self._tokenizing = Tokenizing(model.tokenizer, model.template)
+        self._access = Access(self.keys, config.join_token)
+        self.generation = Generation(services, self._tokenizing)
+        self._streams = ControlStreams(config, self.registry, self._access, self.metrics, ticket_key)
+        self._routes = build_routes(services, self.keys, self._tokenizing, self.not_ready)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI entry point."""
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+        elif scope["type"] == "websocket":
+            await self._websocket(scope, receive, send)
+        else:
+            await self._http(scope, receive, send)
+
+    def not_ready(self) -> str | None:
+        """What keeps this gateway from serving, or None."""
+        if self.generation.draining:
+            return "shutting down"
+        if not any(node.accepting for node in self.registry.nodes(self.registry.local_cluster, Role.DECODE)):
+            return "no decode node accepts work"
+        return None
+
+    def close(self) -> None:
+        """Write what is pending and let go of threads and files. Idempotent."""
+        self._tokenizing.close()
+        self.decisions.close()
+        self.state.close()
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        if path not in OPEN_PATHS:
+            try:
+                principal = self._access.caller(scope)
+            except ApiError as error:
+                await _refuse(send, error)
+                return
+            endpoint = ENDPOINTS.get(path)
+            if endpoint is not None:
+                await self.generation.serve(endpoint, principal, scope, receive, send)
+                return
+            scope["prfaas.principal"] = principal
+        await self._routes(scope, receive, send)
+
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == STREAM_PATH:
+            await self._streams.serve(scope, receive, send)
+            return
+        await receive()
+        await send({"type": "websocket.close", "code": 1008})
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    """Nothing needs a running loop at start, and ``serve`` closes at the end: only say yes."""
+    while True:
+        event = await receive()
+        await send({"type": f"{event['type']}.complete"})
+        if event["type"] == "lifespan.shutdown":
+            return
+
+
+async def _refuse(send: Send, error: ApiError) -> None:
+    body = msgspec.json.encode(error.body())
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        *error.headers(),
+    ]
+    if error.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

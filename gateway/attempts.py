@@ -1,0 +1,225 @@
+"""One try at a request: two legs, one fate. Whatever ends one leg badly ends the other at once."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.sessions import NodeLost, NodeSession
+from kvcache.control import (
+    Cancelled,
+    Delta,
+    Failed,
+    Finished,
+    FromNode,
+    GenerateJob,
+    PrefillDone,
+    PrefillJob,
+    PrefillStarted,
+    TransferDone,
+)
+from scheduler.decision import Option
+from scheduler.speeds import LinkSpeed
+
+MAX_UNREAD_DELTAS = 8192
+
+
+class AttemptFailed(Exception):
+    """The attempt is over. ``stage`` and ``cause`` are short words; ``node_id`` says where it was noticed."""
+
+    def __init__(self, stage: str, cause: str, detail: str = "", node_id: str | None = None) -> None:
+        super().__init__(f"{stage}: {cause}" + (f" ({detail})" if detail else ""))
+        self.stage = stage
+        self.cause = cause
+        self.node_id = node_id
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillLeg:
+    """The prefill side of an attempt: where, what to send there, and the range it covers."""
+
+    node: NodeSession
+    job: PrefillJob
+    link: LinkSpeed
+    start: int
+    stop: int
+    chunk_tokens: int
+
+
+class Attempt:
+    """Owns the jobs of one try on its two nodes; the caller reads ``next`` and must ``close`` it."""
+
+    def __init__(
+        self,
+        number: int,
+        option: Option,
+        transfer: bytes,
+        leg: PrefillLeg | None,
+        decode: NodeSession,
+        job: GenerateJob,
+    ) -> None:
+        self.number = number
+        self.option = option
+        self.transfer = transfer
+        self.leg = leg
+        self.decode = decode
+        self._job = job
+        self._items: deque[Delta | Finished] = deque()
+        self._failure: AttemptFailed | None = None
+        self._wake = asyncio.Event()
+        self._transferred = leg is None
+        self._computed = leg is None
+        self._queued_bytes = 0
+        self._closed = False
+        self._finished = False
+        self._outcome: tuple[str, str | None] = ("running", None)
+        self._dispatched_at = time.time()
+        self._figures: dict[str, Any] = {}
+
+    def dispatch(self) -> None:
+        """Send both legs. A node that is lost by now shows as the attempt's failure."""
+        self.decode.jobs[self._job.generation] = self
+        if self.leg is not None:
+            self.decode.awaited[self.transfer.hex()] = self
+            self.leg.node.jobs[self.transfer.hex()] = self
+            self.leg.node.prefill_tokens += self.leg.stop - self.leg.start
+            self._queued_bytes = self.option.transfer_bytes
+            self.leg.link.started(self._queued_bytes)
+        try:
+            if self.leg is not None:
+                self.leg.node.send(self.leg.job)
+            self.decode.send(self._job)
+        except NodeLost as lost:
+            self._fail(AttemptFailed("queue", "node_lost", str(lost)))
+
+    async def next(self, timeout_s: float) -> Delta | Finished:
+        """The next piece of the answer. Raises AttemptFailed, and TimeoutError after ``timeout_s``."""
+        if not self._items and self._failure is None:
+            self._wake.clear()
+            async with asyncio.timeout(timeout_s):
+                await self._wake.wait()
+        if self._items:
+            return self._items.popleft()
+        assert self._failure is not None
+        raise self._failure
+
+    def close(self, outcome: str, cause: str | None = None) -> None:
+        """End both legs: what still runs is cancelled. Idempotent; the first outcome stays."""
+        if self._closed:
+            return
+        self._closed = True
+        self._outcome = (outcome, cause)
+        now = asyncio.get_running_loop().time()
+        if self._finished:
+            self.decode.jobs.pop(self._job.generation, None)
+        else:
+            self.decode.cancel(self._job.generation, now)
+        if self.leg is not None:
+            self.decode.awaited.pop(self.transfer.hex(), None)
+            if self._transferred:
+                self.leg.node.jobs.pop(self.transfer.hex(), None)
+            else:
+                self.leg.node.cancel(self.transfer.hex(), now)
+            self._computing_ended()
+            self._transfer_ended()
+
+    # ---- what nodes say
+
+    def on_message(self, node: NodeSession, message: FromNode) -> None:
+        """A message of one of the two jobs; one that the sender has no business to send ends the attempt."""
+        if self._transferred and self._is_prefill(node) and not isinstance(message, PrefillDone):
+            return  # its part is committed; nothing that it says can matter any more
+        match message:
+            case PrefillStarted() if self._is_prefill(node):
+                self._figures["prefill_started_after_s"] = time.time() - self._dispatched_at
+            case PrefillDone() if self._is_prefill(node):
+                self._figures["prefill_s"] = message.compute_s
+                node.speed.observe(message.tokens, message.compute_s)
+                self._computing_ended()
+            case TransferDone() if node is self.decode and self.leg is not None and not self._transferred:
+                self._on_transferred(message)
+            case Delta() | Finished() if node is self.decode and self._transferred:
+                self._on_answer(message)
+            case Failed():
+                self._fail(AttemptFailed(message.stage, message.cause, message.detail, node.node_id))
+            case Cancelled():
+                self._fail(AttemptFailed("queue", "cancelled_by_node", node_id=node.node_id))
+            case _:
+                detail = f"{type(message).__name__} out of turn"
+                self._fail(AttemptFailed("transfer", "protocol", detail, node.node_id))
+
+    def on_node_lost(self, node: NodeSession, cause: str) -> None:
+        """One of the two nodes is gone. A prefill node whose transfer is committed is not missed."""
+        if self._is_prefill(node) and self._transferred:
+            return
+        self._fail(AttemptFailed("node", "node_lost", cause, node.node_id))
+
+    def record(self) -> dict[str, Any]:
+        """This attempt as a decision record keeps it."""
+        outcome, cause = self._outcome
+        entry: dict[str, Any] = {
+            "attempt": self.number,
+            "transfer": None if self.leg is None else self.transfer.hex(),
+            "cluster": self.option.cluster,
+            "prefill_node": self.option.prefill_node,
+            "decode_node": self.option.decode_node,
+            "codec": None if self.leg is None else self.option.codec,
+            "outcome": outcome,
+            "cause": cause,
+        }
+        if self.leg is not None:
+            entry["range"] = [self.leg.start, self.leg.stop]
+            entry["chunk_tokens"] = self.leg.chunk_tokens
+        return entry | self._figures
+
+    def _is_prefill(self, node: NodeSession) -> bool:
+        return self.leg is not None and node is self.leg.node
+
+    def _on_transferred(self, done: TransferDone) -> None:
+        assert self.leg is not None
+        self._transferred = True
+        self._transfer_ended()
+        self.leg.link.observe(done.raw_bytes, done.wire_bytes, done.transfer_s, done.exposed_s)
+        self._figures.update(
+            codec=done.codec,
+            raw_bytes=done.raw_bytes,
+            wire_bytes=done.wire_bytes,
+            transfer_s=done.transfer_s,
+            exposed_s=done.exposed_s,
+            kv_digest=done.kv_digest.hex(),
+        )
+
+    def _on_answer(self, item: Delta | Finished) -> None:
+        if len(self._items) >= MAX_UNREAD_DELTAS:
+            self._fail(AttemptFailed("decode", "slow_client", "the client does not read its answer"))
+            return
+        self._finished = self._finished or isinstance(item, Finished)
+        self._items.append(item)
+        self._wake.set()
+
+    def _fail(self, failure: AttemptFailed) -> None:
+        """Keep the first failure and end the other leg now, whether or not anybody is waiting."""
+        if self._closed or self._finished:
+            return
+        self._failure = failure
+        self.close("failed", failure.cause)
+        self._wake.set()
+
+    def _computing_ended(self) -> None:
+        if self.leg is not None and not self._computed:
+            self._computed = True
+            self.leg.node.prefill_tokens -= self.leg.stop - self.leg.start
+
+    def _transfer_ended(self) -> None:
+        if self.leg is not None:
+            self.leg.link.ended(self._queued_bytes)
+            self._queued_bytes = 0
+
+
+def new_transfer() -> bytes:
+    """A transfer id that nobody can guess."""
+    return secrets.token_bytes(16)

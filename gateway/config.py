@@ -1,0 +1,85 @@
+"""The gateway's configuration, parsed once into one object and checked as a whole."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from kvcache.layout import DType
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot start; the text names the option and the cure."""
+
+
+class FallbackPolicy(StrEnum):
+    """What happens when a first attempt fails or is late: prefill at home, or answer 503."""
+
+    LOCAL = "local"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """All that an operator sets. Times are seconds, sizes bytes."""
+
+    model_dir: Path
+    model_name: str
+    dtype: DType = DType.BFLOAT16
+    host: str = "127.0.0.1"
+    port: int = 8000
+    local_cluster: str = "local"
+    threshold_tokens: int = 1024
+    fallback: FallbackPolicy = FallbackPolicy.LOCAL
+    state_file: Path | None = None
+    chat_template: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    join_token: str | None = None
+    request_timeout_s: float = 1800.0
+    max_body_bytes: int = 16 << 20
+    max_in_flight: int = 2048
+    lease_s: float = 3.5
+    beat_s: float = 1.0
+    drain_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError("--tls-cert and --tls-key go together: give both or neither")
+        if self.threshold_tokens < 0:
+            raise ConfigError(f"--threshold must not be negative, got {self.threshold_tokens}")
+        if not 0 < self.request_timeout_s <= 86400:
+            raise ConfigError(f"--request-timeout must lie in (0, 86400] seconds, got {self.request_timeout_s}")
+        if self.max_body_bytes < 1:
+            raise ConfigError(f"--max-body-mib must be positive, got {self.max_body_bytes} bytes")
+        if self.join_token is not None and not self.join_token:
+            raise ConfigError("--join-token-file is empty: put one line with the token into it")
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether only this machine can reach the address that the gateway binds."""
+        return is_loopback(self.host)
+
+    def check_exposure(self, has_keys: bool) -> None:
+        """Raise ConfigError unless it is safe to bind: off the loopback a gateway has keys and speaks TLS."""
+        if self.on_loopback:
+            return
+        missing = []
+        if not has_keys:
+            missing.append("no API key exists: create one with `prfaas keys create --role admin --state FILE`")
+        if self.tls_cert is None:
+            missing.append("no TLS: give --tls-cert FILE and --tls-key FILE")
+        if missing:
+            raise ConfigError(f"refusing to listen on {self.host}, off the loopback; {'; '.join(missing)}")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address can only mean this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,88 @@
+"""Decision records: why a request went where it went, and what came of it. Bounded in memory and on disk."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+
+from gateway.state import State
+
+log = logging.getLogger(__name__)
+
+IN_MEMORY = 1024
+ON_DISK = 10_000
+PRUNE_EVERY = 100
+MAX_UNWRITTEN = 1024
+
+
+class Decisions:
+    """The newest records by internal id and by request id. One thread writes them to the state file, if there is one.
+
+    A record lost to a full writer queue is counted in ``unwritten``; requests never wait for the disk.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._recent: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="decisions") if state.file else None
+        self._pending = 0
+        self._written = 0
+        self.unwritten = 0
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Keep a finished request's record, which has ``id`` and ``request_id``."""
+        self._recent[record["id"]] = record
+        if len(self._recent) > IN_MEMORY:
+            self._recent.popitem(last=False)
+        if self._writer is None:
+            return
+        if self._pending >= MAX_UNWRITTEN:
+            self.unwritten += 1
+            return
+        self._pending += 1
+        self._writer.submit(self._write, record)
+
+    def find(self, name: str) -> dict[str, Any] | None:
+        """The record of an internal id, or the newest of a request id."""
+        if name in self._recent:
+            return self._recent[name]
+        for record in reversed(self._recent.values()):
+            if record["request_id"] == name:
+                return record
+        rows = self._state.execute(
+            "SELECT record FROM decisions WHERE id = ? OR request_id = ? ORDER BY seq DESC LIMIT 1", (name, name)
+        )
+        return msgspec.json.decode(rows[0][0]) if rows else None
+
+    def recent(self, limit: int) -> list[dict[str, Any]]:
+        """The newest records, newest first."""
+        if len(self._recent) >= limit or self._writer is None:
+            return list(reversed(self._recent.values()))[:limit]
+        rows = self._state.execute("SELECT record FROM decisions ORDER BY seq DESC LIMIT ?", (limit,))
+        return [msgspec.json.decode(row[0]) for row in rows]
+
+    def close(self) -> None:
+        """Write what is pending. Idempotent."""
+        if self._writer is not None:
+            self._writer.shutdown(wait=True)
+
+    def _write(self, record: dict[str, Any]) -> None:
+        try:
+            self._state.execute(
+                "INSERT INTO decisions (id, request_id, record) VALUES (?, ?, ?)",
+                (record["id"], record["request_id"], msgspec.json.encode(record)),
+            )
+            self._written += 1
+            if self._written % PRUNE_EVERY == 0:
+                self._state.execute(
+                    "DELETE FROM decisions WHERE seq <= (SELECT max(seq) FROM decisions) - ?", (ON_DISK,)
+                )
+        except Exception:  # a full or broken disk must not touch requests
+            self.unwritten += 1
+            log.exception("decision not written id=%s", record["id"])
+        finally:
+            self._pending -= 1

@@ -1,0 +1,36 @@
+"""Facts for the scheduler from what the registry knows now."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from gateway.registry import Cluster, ClusterState, Registry
+from gateway.sessions import NodeSession
+from kvcache.wire import Role
+from scheduler.facts import ClusterFacts, DecodeNodeFacts, Facts, PrefillNodeFacts, RequestFacts
+
+
+def gather(registry: Registry, request: RequestFacts, threshold_tokens: int, without: Collection[str] = ()) -> Facts:
+    """What a decision may know; nodes named in ``without`` failed this request already and are left out."""
+    clusters = tuple(_cluster(registry, cluster, without) for cluster in registry.clusters)
+    decoders = tuple(
+        _decoder(node)
+        for node in registry.nodes(registry.local_cluster, Role.DECODE)
+        if node.accepting and node.node_id not in without
+    )
+    return Facts(request, clusters, decoders, threshold_tokens)
+
+
+def _cluster(registry: Registry, cluster: Cluster, without: Collection[str]) -> ClusterFacts:
+    nodes = tuple(
+        PrefillNodeFacts(node.node_id, node.queued_tokens, node.free_slots, node.speed.tokens_per_s)
+        for node in registry.nodes(cluster.name, Role.PREFILL)
+        if node.accepting and node.node_id not in without
+    )
+    reachable = cluster.state is ClusterState.ACTIVE and bool(nodes)
+    return ClusterFacts(cluster.name, cluster.local, reachable, nodes, registry.link(cluster.name).facts())
+
+
+def _decoder(node: NodeSession) -> DecodeNodeFacts:
+    running = max(len(node.jobs), node.heartbeat.running if node.heartbeat else 0)
+    return DecodeNodeFacts(node.node_id, running, node.free_slots, node.speed.tokens_per_s)

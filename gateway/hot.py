@@ -1,0 +1,357 @@
+"""The two generation endpoints, written directly against ASGI: nothing of a web framework lies in their way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from gateway.access import Scope, header
+from gateway.errors import ApiError, bad_field
+from gateway.keys import Principal, Role
+from gateway.life import Prompted, RequestLife, Services
+from gateway.openai.requests import GenerationRequest, parse_chat, parse_completion
+from gateway.openai.responses import Answer, sse
+from gateway.tokenizing import Tokenizing
+from kvcache.control import Finished
+from scheduler.facts import RequestFacts, RouteHint
+from scheduler.sizes import transfer_bytes
+
+log = logging.getLogger(__name__)
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+BODY_TIMEOUT_S = 30.0
+KV_QUALITIES = ("exact", "near", "compact")
+_REQUEST_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
+_JSON = (b"content-type", b"application/json")
+_SSE: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One generation endpoint: its path and how its body is parsed."""
+
+    path: str
+    parse: Callable[[bytes], GenerationRequest]
+
+
+ENDPOINTS = {
+    endpoint.path: endpoint
+    for endpoint in (Endpoint("/v1/completions", parse_completion), Endpoint("/v1/chat/completions", parse_chat))
+}
+
+
+class Generation:
+    """Serves completions and chat completions, whole and streamed."""
+
+    def __init__(self, services: Services, tokenizing: Tokenizing) -> None:
+        self._s = services
+        self._tokenizing = tokenizing
+        self._in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.draining = False
+
+    async def drained(self) -> None:
+        """Return when no request is being served."""
+        await self._idle.wait()
+
+    async def serve(self, endpoint: Endpoint, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. A client that goes away before its end cancels everything done for it."""
+        exchange = _Exchange(endpoint, _request_id(scope), send)
+        began = time.perf_counter()
+        self._in_flight += 1
+        self._idle.clear()
+        self._s.metrics.running.inc()
+        try:
+            await self._guarded(exchange, principal, scope, receive)
+        finally:
+            self._in_flight -= 1
+            if not self._in_flight:
+                self._idle.set()
+            self._s.metrics.running.dec()
+            self._s.metrics.duration.labels(endpoint.path).observe(time.perf_counter() - began)
+            self._s.metrics.requests.labels(endpoint.path, exchange.route, str(exchange.status)).inc()
+
+    async def _guarded(self, exchange: _Exchange, principal: Principal, scope: Scope, receive: Receive) -> None:
+        try:
+            self._check(principal, scope)
+            body = await read_body(scope, receive, self._s.config.max_body_bytes)
+            work = asyncio.create_task(self._answer(exchange, principal, scope, body))
+        except ApiError as error:
+            await exchange.refuse(error)
+            return
+        gone = asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            if not work.done():
+                work.cancel()
+                exchange.gone()
+            await asyncio.wait({work})
+        if not work.cancelled():
+            work.result()
+
+    def _check(self, principal: Principal, scope: Scope) -> None:
+        if scope["method"] != "POST":
+            raise ApiError(405, f"{scope['path']} takes POST, not {scope['method']}", code="method_not_allowed")
+        if not principal.may(Role.CLIENT):
+            raise ApiError(403, f"a key with role {principal.role} may not generate", code="role_forbidden")
+        if self.draining:
+            raise ApiError(503, "this gateway is shutting down", code="shutting_down", retry_after_s=1)
+        if self._in_flight > self._s.config.max_in_flight:
+            raise ApiError(503, "too many requests are being served", code="overloaded", retry_after_s=1)
+
+    async def _answer(self, exchange: _Exchange, principal: Principal, scope: Scope, body: bytes) -> None:
+        life: RequestLife | None = None
+        outcome = "failed"
+        try:
+            request = exchange.endpoint.parse(body)
+            prompted = await self._prompt(exchange, request, principal, scope)
+            life = RequestLife(self._s, prompted)
+            answer = Answer(
+                request,
+                prompted.facts.request_id,
+                int(time.time()),
+                self._s.model.system_fingerprint,
+                prompted.token_ids,
+                self._s.model.token_text,
+            )
+            first = await life.first()
+            exchange.took(life)
+            if request.stream:
+                await self._stream(exchange, answer, life, first)
+            else:
+                await self._whole(exchange, answer, life, first)
+        except ApiError as error:
+            await exchange.refuse(error)
+        except asyncio.CancelledError:
+            outcome = "disconnected"
+            raise
+        except Exception:
+            log.exception("request broke id=%s", exchange.request_id)
+            await exchange.refuse(ApiError(500, "internal error", code="internal_error"))
+        finally:
+            if life is not None:
+                life.close(outcome)
+                self._count(life)
+
+    async def _whole(self, exchange: _Exchange, answer: Answer, life: RequestLife, first: Any) -> None:
+        item = first
+        while not isinstance(item, Finished):
+            answer.add(item)
+            item = await life.following()
+        await exchange.respond(200, [_JSON], answer.whole(item))
+
+    async def _stream(self, exchange: _Exchange, answer: Answer, life: RequestLife, first: Any) -> None:
+        await exchange.open(_SSE)
+        item = first
+        while not isinstance(item, Finished):
+            data = answer.chunk(item)
+            if data:
+                await exchange.write(data)
+            item = await life.following()
+        await exchange.write(answer.end(item))
+        await exchange.end()
+
+    async def _prompt(
+        self, exchange: _Exchange, request: GenerationRequest, principal: Principal, scope: Scope
+    ) -> Prompted:
+        """Everything that can refuse a request before it is routed. Raises ApiError."""
+        if request.model != self._s.model.name:
+            raise ApiError(
+                404,
+                f"the model {request.model!r} does not exist; this gateway serves {self._s.model.name!r}",
+                param="model",
+                code="model_not_found",
+            )
+        hint, hint_cluster = self._route_hint(scope, principal)
+        quality = header(scope, b"x-prfaas-kv-quality")
+        if quality is not None and quality not in KV_QUALITIES:
+            raise bad_field("x-prfaas-kv-quality", f"x-prfaas-kv-quality must be one of {', '.join(KV_QUALITIES)}")
+        token_ids = await self._token_ids(request)
+        sampling = msgspec.structs.replace(request.sampling, max_tokens=self._room(request, len(token_ids)))
+        facts = RequestFacts(
+            request_id=secrets.token_hex(12),
+            prompt_tokens=len(token_ids),
+            transfer_bytes=transfer_bytes(self._s.model.layout, 0, len(token_ids) - 1),
+            hint=hint,
+            hint_cluster=hint_cluster,
+            allowed_clusters=principal.clusters,
+        )
+        return Prompted(exchange.request_id, exchange.endpoint.path, facts, token_ids, sampling)
+
+    async def _token_ids(self, request: GenerationRequest) -> tuple[int, ...]:
+        if request.messages is not None:
+            token_ids = tuple(await self._tokenizing.encode_chat(request.messages))
+        elif request.text is not None:
+            token_ids = tuple(await self._tokenizing.encode(request.text))
+        else:
+            assert request.token_ids is not None
+            token_ids = request.token_ids
+            vocab = self._s.model.vocab_size
+            wrong = next((at for at, token in enumerate(token_ids) if not 0 <= token < vocab), None)
+            if wrong is not None:
+                where = f"prompt[{wrong}]"
+                raise bad_field(where, f"{where}: {token_ids[wrong]} is not a token id below {vocab}")
+        if not token_ids:
+            raise bad_field(request.prompt_field, "the prompt has no tokens")
+        return token_ids
+
+    def _room(self, request: GenerationRequest, prompt_tokens: int) -> int:
+        """How many tokens may be generated. Raises ApiError where prompt and answer do not fit the context."""
+        context = self._s.registry.context_tokens
+        left = context - prompt_tokens
+        if left < 1:
+            raise bad_field(
+                request.prompt_field,
+                f"the prompt has {prompt_tokens} tokens; the context of this model is {context}, answer included",
+                code="context_length_exceeded",
+            )
+        if request.max_tokens is None:
+            return left
+        if request.max_tokens > left and request.max_tokens_field:
+            raise bad_field(
+                request.max_tokens_field,
+                f"{request.max_tokens_field} is {request.max_tokens}, but after a prompt of {prompt_tokens} tokens "
+                f"only {left} of the context of {context} are left",
+                code="context_length_exceeded",
+            )
+        return min(left, request.max_tokens)
+
+    def _route_hint(self, scope: Scope, principal: Principal) -> tuple[RouteHint, str | None]:
+        name = "x-prfaas-route-hint"
+        value = header(scope, name.encode())
+        if value is None:
+            return RouteHint.NONE, None
+        if not principal.route_hint:
+            raise ApiError(
+                403,
+                "this key may not give route hints; create one with --route-hint",
+                param=name,
+                code="route_hint_forbidden",
+            )
+        if value in (RouteHint.LOCAL, RouteHint.REMOTE):
+            return RouteHint(value), None
+        if all(cluster.name != value for cluster in self._s.registry.clusters):
+            raise bad_field(name, f"{name} must be local, remote or the name of a registered cluster")
+        return RouteHint.CLUSTER, value
+
+    def _count(self, life: RequestLife) -> None:
+        done = life.finished
+        if done is not None:
+            self._s.metrics.prompt_tokens.inc(done.prompt_tokens)
+            self._s.metrics.generation_tokens.inc(done.completion_tokens)
+
+
+class _Exchange:
+    """One response: remembers whether its head has left, so that an error takes the right form."""
+
+    def __init__(self, endpoint: Endpoint, request_id: str, send: Send) -> None:
+        self.endpoint = endpoint
+        self.request_id = request_id
+        self.status = 499
+        self.route = "none"
+        self._send = send
+        self._headers: Headers = [(b"x-request-id", request_id.encode())]
+        self._streaming = False
+        self._gone = False
+
+    def took(self, life: RequestLife) -> None:
+        """The way is known now: it goes into the headers."""
+        route = life.route
+        self.route = route.route
+        self._headers += [
+            (b"x-prfaas-route", route.route.encode()),
+            (b"x-prfaas-route-reason", route.reason.encode()),
+            (b"x-prfaas-prefill", route.prefill.encode()),
+        ]
+
+    def gone(self) -> None:
+        """The client went away."""
+        self._gone = True
+        if not self._streaming:
+            self.status = 499
+
+    async def open(self, headers: Headers) -> None:
+        """Send the head of a stream."""
+        self.status, self._streaming = 200, True
+        await self._send({"type": "http.response.start", "status": 200, "headers": self._headers + headers})
+
+    async def write(self, data: bytes) -> None:
+        """Send a part of a stream."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self) -> None:
+        """End a stream."""
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def respond(self, status: int, headers: Headers, body: bytes) -> None:
+        """Send a whole response."""
+        self.status = status
+        length = (b"content-length", str(len(body)).encode())
+        await self._send(
+            {"type": "http.response.start", "status": status, "headers": [*self._headers, *headers, length]}
+        )
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def refuse(self, error: ApiError) -> None:
+        """Answer with an error: a response of its own, or an event if the stream has begun; no ``[DONE]`` follows."""
+        if self._gone:
+            return
+        if self._streaming:
+            await self.write(sse(error.body()))
+            await self.end()
+            return
+        await self.respond(error.status, [_JSON, *error.headers()], msgspec.json.encode(error.body()))
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """The request's body. Raises ApiError 413 beyond ``limit`` bytes, 408 where it does not come, 400 if cut off."""
+    too_large = ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large")
+    announced = header(scope, b"content-length")
+    if announced is not None and announced.isdigit() and int(announced) > limit:
+        raise too_large
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            while True:
+                event = await receive()
+                if event["type"] == "http.disconnect":
+                    raise ApiError(400, "the body was cut off", code="body_cut_off")
+                part = event.get("body", b"")
+                size += len(part)
+                if size > limit:
+                    raise too_large
+                parts.append(part)
+                if not event.get("more_body", False):
+                    return b"".join(parts)
+    except TimeoutError:
+        raise ApiError(408, f"the body did not come within {BODY_TIMEOUT_S:g} s", code="body_timeout") from None
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _request_id(scope: Scope) -> str:
+    """The client's id if it is one that is safe to log and to echo, else a fresh one."""
+    given = header(scope, b"x-request-id")
+    return given if given is not None and _REQUEST_ID.match(given) else secrets.token_hex(12)

@@ -1,0 +1,117 @@
+"""API keys: kept hashed, each with a role and what it permits."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gateway.state import State
+
+PREFIX = "prfaas-"
+
+
+class Role(StrEnum):
+    """What a caller may do; ``admin`` may do everything."""
+
+    CLIENT = "client"
+    OPERATOR = "operator"
+    PLANNER = "planner"
+    ADMIN = "admin"
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who calls. ``clusters`` None permits every remote cluster; the local one decodes and is always permitted."""
+
+    name: str
+    role: Role
+    route_hint: bool
+    clusters: frozenset[str] | None = None
+
+    def may(self, *roles: Role) -> bool:
+        """Whether this caller has one of the roles, or is admin."""
+        return self.role is Role.ADMIN or self.role in roles
+
+
+LOOPBACK_ADMIN = Principal("loopback", Role.ADMIN, route_hint=True)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyEntry:
+    """One key as an admin sees it: never its secret."""
+
+    id: str
+    principal: Principal
+    created: float
+
+
+class KeyBook:
+    """The keys of one state, cached; changes that another process makes to the file are noticed at the next call.
+
+    Secrets have 256 random bits, so a plain SHA-256 is a sufficient hash and an index lookup leaks nothing of use.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._seen = -1
+        self._by_digest: dict[bytes, KeyEntry] = {}
+        self._refresh()
+
+    def __len__(self) -> int:
+        self._refresh()
+        return len(self._by_digest)
+
+    def entries(self) -> list[KeyEntry]:
+        """All keys, oldest first."""
+        self._refresh()
+        return sorted(self._by_digest.values(), key=lambda entry: entry.created)
+
+    def find(self, secret: str) -> Principal | None:
+        """Who holds this secret, or None."""
+        self._refresh()
+        entry = self._by_digest.get(_digest(secret))
+        return entry.principal if entry else None
+
+    def create(
+        self, name: str, role: Role, route_hint: bool = False, clusters: frozenset[str] | None = None
+    ) -> tuple[str, str]:
+        """Make a key; returns its id and its secret, which is shown this once."""
+        key_id, secret = secrets.token_hex(4), PREFIX + secrets.token_urlsafe(32)
+        listed = None if clusters is None else json.dumps(sorted(clusters))
+        self._state.execute(
+            "INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (key_id, name, role.value, _digest(secret), int(route_hint), listed, time.time()),
+        )
+        self._load()
+        return key_id, secret
+
+    def revoke(self, key_id: str) -> bool:
+        """Delete a key; False where there is none of this id."""
+        found = self._state.execute("DELETE FROM keys WHERE id = ? RETURNING id", (key_id,))
+        self._load()
+        return bool(found)
+
+    def _refresh(self) -> None:
+        version = self._state.outside_changes()
+        if version != self._seen:
+            self._seen = version
+            self._load()
+
+    def _load(self) -> None:
+        rows = self._state.execute("SELECT id, name, role, digest, route_hint, clusters, created FROM keys")
+        self._by_digest = {
+            digest: KeyEntry(
+                key_id,
+                Principal(name, Role(role), bool(hint), None if clusters is None else frozenset(json.loads(clusters))),
+                created,
+            )
+            for key_id, name, role, digest, hint, clusters, created in rows
+        }
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode()).digest()

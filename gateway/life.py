@@ -1,0 +1,374 @@
+"""The life of one request: decide, sign, dispatch, wait, fall back, speak, and always let go.
+
+Until the first token a failure may be mended by one fallback at home. After it there is no retry: the answer ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from gateway.attempts import Attempt, AttemptFailed, PrefillLeg, new_transfer
+from gateway.config import FallbackPolicy, GatewayConfig
+from gateway.decisions import Decisions
+from gateway.errors import ApiError
+from gateway.gather import gather
+from gateway.metrics import Metrics
+from gateway.model import ServedModel
+from gateway.registry import Registry
+from gateway.sessions import NodeSession
+from kvcache.control import Delta, Finished, GenerateJob, KvPeer, KvSource, PrefillJob, Sampling
+from kvcache.ticket import Ticket, sign_ticket
+from kvcache.wire import Role
+from scheduler.budget import FallbackBudget
+from scheduler.decision import Decision, Option
+from scheduler.facts import Facts, RequestFacts
+from scheduler.policy import RoutingPolicy
+from scheduler.predict import compute_s
+
+log = logging.getLogger(__name__)
+
+FALLBACK_PRIORITY = 100
+RETRY_AFTER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What every request shares."""
+
+    config: GatewayConfig
+    model: ServedModel
+    registry: Registry
+    policy: RoutingPolicy
+    budget: FallbackBudget
+    ticket_key: Ed25519PrivateKey
+    decisions: Decisions
+    metrics: Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Prompted:
+    """A request ready to be routed. ``facts.request_id`` is internal and unique; ``request_id`` is the client's."""
+
+    request_id: str
+    endpoint: str
+    facts: RequestFacts
+    token_ids: tuple[int, ...]
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What the response headers say."""
+
+    route: str
+    reason: str
+    prefill: str
+
+
+class RequestLife:
+    """Call ``first``, then ``following`` until Finished, and in any case ``close``."""
+
+    def __init__(self, services: Services, prompted: Prompted) -> None:
+        self._s = services
+        self._p = prompted
+        self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
+        self._began_wall = time.time()
+        self._deadline = self._began + services.config.request_timeout_s
+        self._attempts: list[Attempt] = []
+        self._decisions: list[Decision] = []
+        self._first_at: float | None = None
+        self._finished: Finished | None = None
+        self._closed = False
+
+    @property
+    def route(self) -> Route:
+        """The way that the last attempt took."""
+        decision, attempt = self._decisions[-1], self._attempts[-1]
+        name = f"remote:{attempt.option.cluster}" if decision.remote else "local"
+        return Route(name, decision.reason.value, "in-place" if attempt.leg is None else "node")
+
+    @property
+    def finished(self) -> Finished | None:
+        """How the answer ended, once it ended well."""
+        return self._finished
+
+    async def first(self) -> Delta | Finished:
+        """The first piece of the answer, by the first way or the fallback. Raises ApiError."""
+        decision = self._s.policy.decide(self._facts(()))
+        attempt = self._start(decision, priority=0)
+        try:
+            return await self._first_of(attempt, self._late_after(decision))
+        except AttemptFailed as failure:
+            self._note(attempt, failure)
+            if self._s.config.fallback is FallbackPolicy.FAIL:
+                self._s.metrics.fallbacks.labels("forbidden").inc()
+                raise _unavailable(f"the {self.route.route} way failed: {failure}", failure.cause) from failure
+            attempt = self._fall_back(attempt, failure)
+        try:
+            return await self._first_of(attempt, None)
+        except AttemptFailed as failure:
+            self._note(attempt, failure)
+            raise _unavailable(f"the fallback failed too: {failure}", failure.cause) from failure
+
+    async def following(self) -> Delta | Finished:
+        """The next piece after the first, up to Finished. Raises ApiError when the answer breaks off."""
+        attempt = self._attempts[-1]
+        before = self._loop.time()
+        try:
+            item = await attempt.next(max(0.0, self._deadline - before))
+        except TimeoutError:
+            raise self._too_late() from None
+        except AttemptFailed as failure:
+            self._note(attempt, failure)
+            raise _unavailable(f"the answer broke off: {failure}", failure.cause) from failure
+        self._s.metrics.gap.observe(self._loop.time() - before)
+        self._saw(item)
+        return item
+
+    def close(self, outcome: str) -> None:
+        """Let go of everything and keep the record. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._finished is not None:
+            outcome = "finished"
+        if self._attempts:
+            self._attempts[-1].close(outcome)
+        self._s.decisions.add(self._record(outcome))
+
+    # ---- one attempt
+
+    def _start(self, decision: Decision, priority: int) -> Attempt:
+        self._decisions.append(decision)
+        kind = "none" if decision.chosen is None else "remote" if decision.remote else "local"
+        self._s.metrics.decisions.labels(kind, decision.reason.value).inc()
+        if decision.chosen is None:
+            raise _refused(decision)
+        attempt = self._build(decision.chosen, priority)
+        self._attempts.append(attempt)
+        log.info(
+            "dispatch id=%s attempt=%d cluster=%s prefill=%s decode=%s reason=%s",
+            self._p.facts.request_id,
+            attempt.number,
+            attempt.option.cluster,
+            attempt.option.prefill_node,
+            attempt.option.decode_node,
+            decision.reason.value,
+        )
+        attempt.dispatch()
+        return attempt
+
+    def _build(self, option: Option, priority: int) -> Attempt:
+        number = len(self._attempts) + 1
+        transfer = new_transfer()
+        now = time.time()
+        deadline = now + max(0.001, self._deadline - self._loop.time())
+        decode = self._node(option.decode_node)
+        prefill = None if option.prefill_node is None else self._node(option.prefill_node)
+        leg, source = None, None
+        if prefill is not None:
+            leg, source = self._leg(option, number, transfer, prefill, decode, priority, now, deadline)
+        job = GenerateJob(
+            generation=f"{self._p.facts.request_id}.{number}",
+            token_ids=self._p.token_ids,
+            sampling=self._p.sampling,
+            source=source,
+            deadline=deadline,
+        )
+        return Attempt(number, option, transfer, leg, decode, job)
+
+    def _leg(
+        self,
+        option: Option,
+        number: int,
+        transfer: bytes,
+        prefill: NodeSession,
+        decode: NodeSession,
+        priority: int,
+        now: float,
+        deadline: float,
+    ) -> tuple[PrefillLeg, KvSource]:
+        stop = len(self._p.token_ids) - 1
+        chunk = prefill.join.model.chunk_tokens
+        ticket = sign_ticket(
+            Ticket(
+                transfer=transfer,
+                request_id=self._p.facts.request_id,
+                attempt=number,
+                prefill_node=prefill.node_id,
+                prefill_incarnation=prefill.incarnation,
+                decode_key=decode.join.public_key,
+                fingerprint=self._s.model.fingerprint.digest(),
+                start=0,
+                stop=stop,
+                chunk_tokens=chunk,
+                byte_cap=option.transfer_bytes,
+                issued=now,
+                deadline=deadline,
+            ),
+            self._s.ticket_key,
+        )
+        accepts, answers = prefill.join.kv_address, decode.join.kv_address
+        assert accepts is not None or answers is not None, "two dialers were refused at their join"
+        dial = None
+        if accepts is None and answers is not None:
+            dial = KvPeer(decode.node_id, decode.incarnation, answers)
+        job = PrefillJob(ticket, self._p.token_ids, option.codec, priority, dial)
+        link = self._s.registry.link(prefill.join.cluster)
+        leg = PrefillLeg(prefill, job, link, 0, stop, chunk)
+        return leg, KvSource(ticket, prefill.node_id, prefill.incarnation, accepts)
+
+    async def _first_of(self, attempt: Attempt, late_after_s: float | None) -> Delta | Finished:
+        """Wait for the first piece. Raises AttemptFailed, also for a late attempt, and ApiError at the deadline."""
+        left = self._deadline - self._loop.time()
+        patience = left if late_after_s is None else min(left, late_after_s)
+        try:
+            item = await attempt.next(max(0.0, patience))
+        except TimeoutError:
+            if patience < left:
+                attempt.close("late", "late")
+                raise AttemptFailed("wait", "late", f"no token after {patience:.1f} s") from None
+            raise self._too_late() from None
+        self._first_at = self._loop.time()
+        self._s.metrics.ttft.labels(self.route.route).observe(self._first_at - self._began)
+        self._saw(item)
+        self._count_transfer(attempt)
+        return item
+
+    def _fall_back(self, failed: Attempt, failure: AttemptFailed) -> Attempt:
+        """Start the attempt at home, if the budget has room. Raises ApiError 503."""
+        without = {name for name in (failed.option.prefill_node, self._faulty_decoder(failed, failure)) if name}
+        decision = self._s.policy.fall_back(self._facts(without))
+        now = self._loop.time()
+        if decision.chosen is not None and not self._s.budget.admit(now, *self._cost(decision.chosen)):
+            self._decisions.append(decision)
+            self._s.metrics.fallbacks.labels("over_budget").inc()
+            raise ApiError(
+                503,
+                f"the {self.route.route} way failed ({failure}) and the budget for prefilling at home is spent",
+                code="fallback_budget_exhausted",
+                retry_after_s=self._s.budget.retry_after_s(now),
+            )
+        self._s.metrics.fallbacks.labels("local" if decision.chosen else "refused").inc()
+        return self._start(decision, FALLBACK_PRIORITY)
+
+    def _cost(self, option: Option) -> tuple[float | None, int]:
+        """Predicted prefill seconds of the fallback, and how many local nodes share the budget."""
+        on = self._s.registry.node(option.prefill_node or option.decode_node)
+        speed = on.speed.tokens_per_s if on else None
+        role = Role.DECODE if option.prefill_node is None else Role.PREFILL
+        return compute_s(option.compute_increment, speed), len(
+            self._s.registry.nodes(self._s.registry.local_cluster, role)
+        )
+
+    def _faulty_decoder(self, failed: Attempt, failure: AttemptFailed) -> str | None:
+        """The decode node, where it was the one that failed and another could take over."""
+        mine = failed.option.decode_node
+        others = [n for n in self._s.registry.nodes(self._s.registry.local_cluster, Role.DECODE) if n.node_id != mine]
+        blamed = failure.node_id == mine and failure.stage in ("node", "load", "decode")
+        return mine if blamed and any(node.accepting for node in others) else None
+
+    def _late_after(self, decision: Decision) -> float | None:
+        """Seconds after which a remote attempt is late; None where nothing was predicted: then the deadline alone."""
+        if not decision.remote or decision.chosen is None or decision.chosen.predicted_ttft_s is None:
+            return None
+        predicted = decision.chosen.predicted_ttft_s
+        return max(2 * predicted, predicted + 2.0)
+
+    def _node(self, node_id: str) -> NodeSession:
+        node = self._s.registry.node(node_id)
+        assert node is not None, "a decision names nodes that its facts held, and no await lies between"
+        return node
+
+    def _facts(self, without: set[str] | tuple[()]) -> Facts:
+        return gather(self._s.registry, self._p.facts, self._s.config.threshold_tokens, without)
+
+    # ---- accounting
+
+    def _saw(self, item: Delta | Finished) -> None:
+        if isinstance(item, Finished):
+            self._finished = item
+            if item.prompt_tokens != len(self._p.token_ids):
+                log.warning("usage differs id=%s node_says=%d", self._p.facts.request_id, item.prompt_tokens)
+
+    def _note(self, attempt: Attempt, failure: AttemptFailed) -> None:
+        attempt.close("failed", failure.cause)
+        self._s.metrics.failed(failure.stage, failure.cause)
+        log.warning("attempt failed id=%s attempt=%d %s", self._p.facts.request_id, attempt.number, failure)
+
+    def _count_transfer(self, attempt: Attempt) -> None:
+        figures = attempt.record()
+        if attempt.leg is None:
+            if len(self._p.token_ids) > 1:
+                self._s.metrics.in_place.inc()
+            return
+        cluster = attempt.leg.node.join.cluster
+        self._s.metrics.kv_bytes.labels(cluster, "raw").inc(figures["raw_bytes"])
+        self._s.metrics.kv_bytes.labels(cluster, "wire").inc(figures["wire_bytes"])
+        self._s.metrics.kv_seconds.labels(cluster).observe(figures["transfer_s"])
+        self._s.metrics.kv_exposed.labels(cluster).observe(figures["exposed_s"])
+
+    def _too_late(self) -> ApiError:
+        limit = self._s.config.request_timeout_s
+        return ApiError(504, f"no answer within {limit:g} s", code="request_timeout")
+
+    def _record(self, outcome: str) -> dict[str, Any]:
+        ttft = None if self._first_at is None else self._first_at - self._began
+        done = self._finished
+        rate = None
+        if done is not None and self._first_at is not None and done.completion_tokens > 1:
+            spoken = self._loop.time() - self._first_at
+            rate = (done.completion_tokens - 1) / spoken if spoken > 0 else None
+        usage = None
+        if done is not None:
+            usage = {
+                "prompt_tokens": done.prompt_tokens,
+                "completion_tokens": done.completion_tokens,
+                "cached_tokens": done.cached_tokens,
+            }
+        record = {
+            "id": self._p.facts.request_id,
+            "request_id": self._p.request_id,
+            "at": self._began_wall,
+            "endpoint": self._p.endpoint,
+            "decision": self._decisions[0] if self._decisions else None,
+            "fallback_decision": self._decisions[1] if len(self._decisions) > 1 else None,
+            "attempts": [attempt.record() for attempt in self._attempts],
+            "route": self.route.route if self._attempts else None,
+            "fallback": len(self._attempts) > 1,
+            "outcome": outcome,
+            "ttft_s": ttft,
+            "tokens_per_s": rate,
+            "usage": usage,
+            "finish": None if done is None else done.reason,
+        }
+        plain: dict[str, Any] = msgspec.to_builtins(record, enc_hook=_plain, str_keys=True)
+        return plain
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, frozenset):
+        return sorted(value)
+    raise TypeError(f"{type(value).__name__} in a decision record")
+
+
+def _refused(decision: Decision) -> ApiError:
+    word = decision.reason.value
+    cures = {
+        "no_decode_node": "no decode node accepts work; start one with `prfaas node --role decode`",
+        "hinted_cluster_unavailable": "the hinted cluster has no prefill node that accepts work",
+        "overloaded": "all nodes are full",
+    }
+    return ApiError(503, cures[word], code=word, retry_after_s=RETRY_AFTER_S)
+
+
+def _unavailable(message: str, cause: str) -> ApiError:
+    return ApiError(503, message, code=cause, retry_after_s=RETRY_AFTER_S)

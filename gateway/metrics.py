@@ -1,0 +1,111 @@
+"""Prometheus metrics of one gateway, in a registry of its own, under names that operators know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from gateway.registry import Registry
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+STAGES = frozenset({"queue", "prefill", "transfer", "load", "decode", "node", "wait"})
+CAUSES = frozenset(
+    {"node_lost", "late", "engine_lost", "deadline", "protocol", "queue_full", "peer_lost", "cancelled_by_node"}
+    | {"slow_client", "pool_full", "digest_mismatch", "ticket", "shutting_down"}
+)
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
+_FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+
+
+class Metrics:
+    """Counters that request handling updates; what the registry knows is read at scrape time."""
+
+    def __init__(self, registry: Registry) -> None:
+        own = self._own = CollectorRegistry()
+        self.requests = Counter("prfaas_requests", "Requests answered", ["endpoint", "route", "status"], registry=own)
+        self.duration = Histogram(
+            "prfaas_request_duration_seconds",
+            "From arrival to the last byte",
+            ["endpoint"],
+            registry=own,
+            buckets=_SECONDS,
+        )
+        self.ttft = Histogram(
+            "prfaas_time_to_first_token_seconds",
+            "From arrival to the first token",
+            ["route"],
+            registry=own,
+            buckets=_SECONDS,
+        )
+        self.gap = Histogram(
+            "prfaas_inter_token_latency_seconds", "Between deltas of one answer", registry=own, buckets=_FAST
+        )
+        self.running = Gauge("prfaas_num_requests_running", "Requests being served", registry=own)
+        self.prompt_tokens = Counter("prfaas_prompt_tokens", "Prompt tokens of answered requests", registry=own)
+        self.generation_tokens = Counter("prfaas_generation_tokens", "Tokens generated", registry=own)
+        self.decisions = Counter(
+            "prfaas_disagg_decision", "Routing decisions", ["decision_type", "reason"], registry=own
+        )
+        self.failures = Counter(
+            "prfaas_attempt_failures",
+            "Attempts that failed before or after the first token",
+            ["stage", "cause"],
+            registry=own,
+        )
+        self.fallbacks = Counter("prfaas_fallbacks", "Requests whose first attempt failed", ["outcome"], registry=own)
+        self.in_place = Counter("prfaas_in_place_prefills", "Prompts prefilled on the decode node", registry=own)
+        self.kv_bytes = Counter("prfaas_pd_kv_transfer_bytes", "KV bytes committed", ["cluster", "form"], registry=own)
+        self.kv_seconds = Histogram(
+            "prfaas_pd_kv_transfer_seconds", "Whole transfers", ["cluster"], registry=own, buckets=_SECONDS
+        )
+        self.kv_exposed = Histogram(
+            "prfaas_pd_kv_transfer_exposed_seconds",
+            "Transfer time after the last chunk",
+            ["cluster"],
+            registry=own,
+            buckets=_SECONDS,
+        )
+        self.cancel = Histogram(
+            "prfaas_cancel_seconds", "From a cancel to the node's word that it is done", registry=own, buckets=_SECONDS
+        )
+        own.register(_Fleet(registry))
+
+    def failed(self, stage: str, cause: str) -> None:
+        """Count a failed attempt; words that nodes made up share one label."""
+        self.failures.labels(stage if stage in STAGES else "other", cause if cause in CAUSES else "other").inc()
+
+    def render(self) -> bytes:
+        """The text exposition."""
+        return generate_latest(self._own)
+
+
+class _Fleet:
+    """Gauges of joined nodes and clusters, as of now."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterable[Metric]:
+        nodes = GaugeMetricFamily("prfaas_nodes", "Joined nodes", labels=["cluster", "role", "accepting"])
+        usage = GaugeMetricFamily("prfaas_kv_cache_usage_perc", "Host pool in use, 0 to 1", labels=["node"])
+        queued = GaugeMetricFamily("prfaas_node_queued_tokens", "Prompt tokens waiting", labels=["node"])
+        speed = GaugeMetricFamily("prfaas_node_prefill_tokens_per_second", "Learnt prefill speed", labels=["node"])
+        rate = GaugeMetricFamily("prfaas_link_bytes_per_second", "Learnt rate of a way", labels=["cluster"])
+        counts: dict[tuple[str, str, str], int] = {}
+        for node in self._registry.nodes():
+            key = (node.join.cluster, node.join.role.name.lower(), str(node.accepting).lower())
+            counts[key] = counts.get(key, 0) + 1
+            if node.heartbeat is not None and node.heartbeat.pages_total > 0:
+                usage.add_metric([node.node_id], 1 - node.heartbeat.pages_free / node.heartbeat.pages_total)
+            queued.add_metric([node.node_id], node.queued_tokens)
+            if node.speed.tokens_per_s is not None:
+                speed.add_metric([node.node_id], node.speed.tokens_per_s)
+        for labels, count in counts.items():
+            nodes.add_metric(list(labels), count)
+        for cluster in self._registry.clusters:
+            learnt = self._registry.link(cluster.name).facts().bytes_per_s
+            if learnt is not None:
+                rate.add_metric([cluster.name], learnt)
+        return [nodes, usage, queued, speed, rate]

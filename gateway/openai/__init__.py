@@ -1,0 +1,1 @@
+"""The OpenAI dialect: requests in, responses and SSE chunks out."""

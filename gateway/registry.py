@@ -1,0 +1,256 @@
+"""Clusters and nodes: who may join, who is here, what must agree."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gateway.errors import ApiError
+from gateway.sessions import NodeSession
+from gateway.state import State
+from kvcache.control import Join, Refused
+from kvcache.fingerprint import Fingerprint
+from kvcache.wire import Role
+from scheduler.speeds import LinkSpeed
+
+log = logging.getLogger(__name__)
+
+NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
+MAX_NODES = 4096
+
+
+class Dial(StrEnum):
+    """Whether a cluster's nodes accept KV connections, or only dial out."""
+
+    IN = "in"
+    OUT = "out"
+
+
+class ClusterState(StrEnum):
+    """Draining clusters finish what they have; removed ones may not join."""
+
+    ACTIVE = "active"
+    DRAINING = "draining"
+    REMOVED = "removed"
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """One registered cluster."""
+
+    name: str
+    local: bool
+    dial: Dial
+    state: ClusterState
+    created: float
+
+
+class Registry:
+    """Clusters (kept in the state) and the sessions of joined nodes (kept in memory)."""
+
+    def __init__(self, state: State, local_cluster: str, fingerprint: Fingerprint, context_tokens: int) -> None:
+        self._state = state
+        self._fingerprint = fingerprint
+        self._model_context = context_tokens
+        self.local_cluster = local_cluster
+        self._sessions: dict[str, NodeSession] = {}
+        self._links: dict[str, LinkSpeed] = {}
+        self._clusters = self._load()
+
+    # ---- clusters
+
+    @property
+    def clusters(self) -> list[Cluster]:
+        """Clusters that are not removed, the local one first."""
+        found = [c for c in self._clusters.values() if c.state is not ClusterState.REMOVED]
+        return sorted(found, key=lambda c: (not c.local, c.name))
+
+    def cluster(self, name: str) -> Cluster:
+        """A cluster by name. Raises ApiError 404."""
+        found = self._clusters.get(name)
+        if found is None or found.state is ClusterState.REMOVED:
+            raise ApiError(404, f"no cluster is named {name!r}", param="cluster", code="cluster_not_found")
+        return found
+
+    def register(self, name: str, dial: Dial) -> Cluster:
+        """Add a remote cluster, or bring a removed one back. Raises ApiError."""
+        if not NAME.match(name):
+            raise ApiError(400, "name: letters, digits, dot, dash and underscore, at most 63", param="name")
+        known = self._clusters.get(name)
+        if known is not None and known.state is not ClusterState.REMOVED:
+            raise ApiError(409, f"cluster {name!r} is registered already", param="name", code="cluster_exists")
+        if dial is Dial.OUT and (unreachable := self._local_dialers()):
+            raise ApiError(
+                400,
+                f"dial: {name!r} would only dial out, and so do local nodes {', '.join(unreachable)}; "
+                "one side must accept",
+                param="dial",
+            )
+        return self._set(Cluster(name, False, dial, ClusterState.ACTIVE, time.time()))
+
+    def set_draining(self, name: str, draining: bool) -> Cluster:
+        """Stop or resume sending new work to a remote cluster. Raises ApiError."""
+        cluster = self._remote(name)
+        state = ClusterState.DRAINING if draining else ClusterState.ACTIVE
+        return self._set(Cluster(name, False, cluster.dial, state, cluster.created))
+
+    def remove(self, name: str) -> Cluster:
+        """Remove a remote cluster: its nodes are dismissed and may not come back. Raises ApiError."""
+        cluster = self._remote(name)
+        removed = self._set(Cluster(name, False, cluster.dial, ClusterState.REMOVED, cluster.created))
+        for session in self.nodes(name):
+            session.lose("cluster_removed")
+        return removed
+
+    def link(self, cluster: str) -> LinkSpeed:
+        """What was learnt of the way from a cluster to here."""
+        return self._links.setdefault(cluster, LinkSpeed())
+
+    # ---- nodes
+
+    def nodes(self, cluster: str | None = None, role: Role | None = None) -> list[NodeSession]:
+        """Joined nodes, by name."""
+        found = [
+            s
+            for s in self._sessions.values()
+            if s.lost is None and cluster in (None, s.join.cluster) and role in (None, s.join.role)
+        ]
+        return sorted(found, key=lambda s: s.node_id)
+
+    def node(self, node_id: str) -> NodeSession | None:
+        """A joined node by name."""
+        session = self._sessions.get(node_id)
+        return session if session is not None and session.lost is None else None
+
+    @property
+    def chunk_tokens(self) -> int | None:
+        """The chunk grid that all joined nodes share; None while there is none."""
+        return next((s.join.model.chunk_tokens for s in self.nodes()), None)
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens that a prompt and its answer may have together."""
+        return min([self._model_context, *(s.join.model.context_tokens for s in self.nodes())])
+
+    def admit(self, join: Join, now: float) -> NodeSession | Refused:
+        """Take a node in, or say which field must change. A reconnect replaces the node's earlier stream."""
+        refused = self._refusal(join)
+        if refused is not None:
+            log.warning("join refused node=%s field=%s", join.node_id[:63], refused.field)
+            return refused
+        earlier = self._sessions.get(join.node_id)
+        if earlier is not None:
+            earlier.lose("reconnected")
+        session = NodeSession(join, now)
+        self._sessions[join.node_id] = session
+        log.info("node joined node=%s cluster=%s role=%s", join.node_id, join.cluster, join.role.name.lower())
+        return session
+
+    def lost(self, session: NodeSession, cause: str) -> None:
+        """A stream ended: its jobs fail, the node is gone unless it came back meanwhile."""
+        session.lose(cause)
+        if self._sessions.get(session.node_id) is session:
+            del self._sessions[session.node_id]
+        log.info("node lost node=%s cause=%s", session.node_id, session.lost)
+
+    def _refusal(self, join: Join) -> Refused | None:
+        checks: tuple[Callable[[Join], Refused | None], ...] = (
+            self._check_identity,
+            self._check_cluster,
+            self._check_model,
+            self._check_dial,
+        )
+        return next((refused for check in checks if (refused := check(join)) is not None), None)
+
+    def _check_identity(self, join: Join) -> Refused | None:
+        if not NAME.match(join.node_id):
+            return Refused("node_id", "letters, digits, dot, dash and underscore, at most 63; choose another --node-id")
+        if not 1 <= len(join.incarnation) <= 128:
+            return Refused("incarnation", "1 to 128 characters")
+        if len(join.public_key) != 32:
+            return Refused("public_key", f"an Ed25519 key has 32 bytes, got {len(join.public_key)}")
+        if join.max_queue < 1:
+            return Refused("max_queue", f"must be positive, got {join.max_queue}")
+        known = self.node(join.node_id)
+        if known is None:
+            if len(self._sessions) >= MAX_NODES:
+                return Refused("node_id", f"this gateway holds {MAX_NODES} nodes already")
+            return None
+        if known.incarnation != join.incarnation:
+            return Refused("node_id", f"{join.node_id!r} is joined by another process; choose another --node-id")
+        if known.join.public_key != join.public_key:
+            return Refused("public_key", "this incarnation joined with another key")
+        return None
+
+    def _check_cluster(self, join: Join) -> Refused | None:
+        cluster = self._clusters.get(join.cluster)
+        if cluster is None or cluster.state is ClusterState.REMOVED:
+            word = "was removed" if cluster else "is not registered"
+            cure = f"register it with `prfaas clusters register {join.cluster[:63]}`"
+            return Refused("cluster", f"{join.cluster[:63]!r} {word}; {cure}")
+        if join.role is Role.DECODE and not cluster.local:
+            return Refused("role", f"cluster {join.cluster!r} prefills; decode nodes join {self.local_cluster!r}")
+        return None
+
+    def _check_model(self, join: Join) -> Refused | None:
+        try:
+            difference = self._fingerprint.difference(Fingerprint.from_parts(join.model.fingerprint))
+        except ValueError as error:
+            return Refused("fingerprint", str(error))
+        if difference is not None:
+            return Refused(
+                f"fingerprint.{difference}", f"{difference} differs from the gateway's; serve the same model and dtype"
+            )
+        if join.model.context_tokens < 2 or join.model.chunk_tokens < 1:
+            return Refused("model", "context_tokens and chunk_tokens must be positive")
+        for other in self.nodes():
+            if other.node_id == join.node_id:
+                continue
+            for field in ("chunk_tokens", "context_tokens"):
+                mine, theirs = getattr(join.model, field), getattr(other.join.model, field)
+                if mine != theirs:
+                    return Refused(field, f"{mine}, but node {other.node_id!r} has {theirs}; start both alike")
+        return None
+
+    def _check_dial(self, join: Join) -> Refused | None:
+        cluster = self._clusters[join.cluster]
+        if (join.kv_address is None) != (cluster.dial is Dial.OUT) and not cluster.local:
+            word = "only dials out" if join.kv_address is None else "accepts connections"
+            return Refused(
+                "dial", f"cluster {join.cluster!r} is registered with dial: {cluster.dial}, but this node {word}"
+            )
+        if join.kv_address is not None:
+            return None
+        other_role = Role.DECODE if join.role is Role.PREFILL else Role.PREFILL
+        for other in self.nodes(role=other_role):
+            if other.join.kv_address is None and other.node_id != join.node_id:
+                return Refused("dial", f"this node only dials out, and so does {other.node_id!r}; one must accept")
+        return None
+
+    def _local_dialers(self) -> list[str]:
+        local = self.nodes(self.local_cluster, Role.DECODE)
+        return [session.node_id for session in local if session.join.kv_address is None]
+
+    def _remote(self, name: str) -> Cluster:
+        cluster = self.cluster(name)
+        if cluster.local:
+            raise ApiError(409, f"{name!r} is the local cluster", param="cluster", code="local_cluster")
+        return cluster
+
+    def _set(self, cluster: Cluster) -> Cluster:
+        self._clusters[cluster.name] = cluster
+        self._state.execute(
+            "INSERT OR REPLACE INTO clusters VALUES (?, ?, ?, ?)",
+            (cluster.name, cluster.dial.value, cluster.state.value, cluster.created),
+        )
+        return cluster
+
+    def _load(self) -> dict[str, Cluster]:
+        rows = self._state.execute("SELECT name, dial, state, created FROM clusters")
+        found = {n: Cluster(n, False, Dial(d), ClusterState(s), created) for n, d, s, created in rows}
+        local = Cluster(self.local_cluster, True, Dial.IN, ClusterState.ACTIVE, time.time())
+        return found | {self.local_cluster: local}

@@ -1,0 +1,255 @@
+"""Operator, planner and tooling routes, on FastAPI. Callers were authenticated before they get here."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import Depends, FastAPI, Query, Request, Response
+from starlette.exceptions import HTTPException
+
+from gateway import metrics as metric_names
+from gateway.errors import ApiError, bad_field
+from gateway.hot import read_body
+from gateway.keys import KeyBook, Principal, Role
+from gateway.life import Services
+from gateway.openai.requests import chat_messages, convert, decode_json
+from gateway.registry import Dial
+from gateway.tokenizing import Tokenizing
+from gateway.views import cluster_view, key_view, node_view
+from kvcache.wire import Role as NodeRole
+
+PAGE = b"""<!doctype html><html lang="en"><meta charset="utf-8"><title>prfaas</title>
+<h1>prfaas gateway</h1><p>A cross-datacenter Prefill-as-a-Service gateway. The API is OpenAI-compatible:
+<code>/v1/completions</code>, <code>/v1/chat/completions</code>, <code>/v1/models</code>.</p>
+<p>Operators: <code>prfaas status</code>, <code>prfaas clusters list</code>, <code>/metrics</code>.</p></html>
+"""
+
+
+class RegisterBody(msgspec.Struct, frozen=True):
+    """A cluster to register."""
+
+    name: str
+    dial: Dial = Dial.IN
+
+
+class KeyBody(msgspec.Struct, frozen=True):
+    """A key to create."""
+
+    role: Role
+    name: str = ""
+    route_hint: bool = False
+    clusters: list[str] | None = None
+
+
+class TokenizeBody(msgspec.Struct, frozen=True):
+    """A text or a conversation to tokenise."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(msgspec.Struct, frozen=True):
+    """Token ids to turn into text."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+def build_routes(services: Services, keys: KeyBook, tokenizing: Tokenizing, ready: Callable[[], str | None]) -> FastAPI:
+    """The web application for everything but generation. ``ready`` names what keeps the gateway from serving."""
+    api = FastAPI(title="prfaas", docs_url=None, redoc_url=None, openapi_url=None)
+    registry, decisions, model = services.registry, services.decisions, services.model
+
+    @api.exception_handler(ApiError)
+    async def on_api_error(_: Request, error: ApiError) -> Response:
+        extra = {name.decode(): value.decode() for name, value in error.headers()}
+        return _json(error.body(), error.status, extra)
+
+    @api.exception_handler(HTTPException)
+    async def on_http_error(request: Request, error: HTTPException) -> Response:
+        messages = {404: f"no route {request.url.path}", 405: f"{request.method} is not allowed here"}
+        message = messages.get(error.status_code, str(error.detail))
+        return _json(ApiError(error.status_code, message).body(), error.status_code)
+
+    async def body_of(request: Request, kind: type[Any]) -> Any:
+        data = await read_body(request.scope, request.receive, services.config.max_body_bytes)
+        return convert(decode_json(data), kind)
+
+    def check_model(name: str | None) -> None:
+        if name is not None and name != model.name:
+            raise ApiError(404, f"the model {name!r} does not exist", param="model", code="model_not_found")
+
+    @api.get("/")
+    async def page() -> Response:
+        return Response(PAGE, media_type="text/html; charset=utf-8")
+
+    @api.get("/live")
+    async def live() -> Response:
+        return _json({"status": "live"})
+
+    @api.get("/ready")
+    async def is_ready() -> Response:
+        missing = ready()
+        return _json({"status": "ready"}) if missing is None else _json({"status": "not ready", "reason": missing}, 503)
+
+    @api.get("/metrics", dependencies=[_needs(Role.OPERATOR, Role.PLANNER)])
+    async def metrics() -> Response:
+        return Response(services.metrics.render(), headers={"content-type": metric_names.CONTENT_TYPE})
+
+    # ---- the model
+
+    def model_view() -> dict[str, Any]:
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "prfaas",
+            "max_model_len": registry.context_tokens,
+            "fingerprint": model.fingerprint.parts(),
+        }
+
+    @api.get("/v1/models")
+    async def models() -> Response:
+        return _json({"object": "list", "data": [model_view()]})
+
+    @api.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> Response:
+        check_model(name)
+        return _json(model_view())
+
+    @api.post("/tokenize", dependencies=[_needs(Role.CLIENT, Role.OPERATOR)])
+    async def tokenize(request: Request) -> Response:
+        body: TokenizeBody = await body_of(request, TokenizeBody)
+        check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise bad_field("prompt", "give either prompt or messages")
+        if body.messages is not None:
+            tokens = await tokenizing.encode_chat(chat_messages(body.messages))
+        else:
+            tokens = await tokenizing.encode(body.prompt or "", body.add_special_tokens)
+        answer: dict[str, Any] = {"count": len(tokens), "max_model_len": registry.context_tokens, "tokens": tokens}
+        if body.return_token_strs:
+            answer["token_strs"] = [model.token_text.text_of(token) for token in tokens]
+        return _json(answer)
+
+    @api.post("/detokenize", dependencies=[_needs(Role.CLIENT, Role.OPERATOR)])
+    async def detokenize(request: Request) -> Response:
+        body: DetokenizeBody = await body_of(request, DetokenizeBody)
+        check_model(body.model)
+        wrong = next((at for at, token in enumerate(body.tokens) if not 0 <= token < model.vocab_size), None)
+        if wrong is not None:
+            raise bad_field(f"tokens[{wrong}]", f"tokens[{wrong}] is not a token id below {model.vocab_size}")
+        return _json({"prompt": await tokenizing.decode(body.tokens)})
+
+    # ---- clusters and nodes
+
+    @api.get("/v1/clusters", dependencies=[_needs(Role.OPERATOR, Role.PLANNER)])
+    async def clusters() -> Response:
+        return _json({"clusters": [cluster_view(registry, cluster) for cluster in registry.clusters]})
+
+    @api.post("/v1/clusters", dependencies=[_needs(Role.OPERATOR)])
+    async def register(request: Request) -> Response:
+        body: RegisterBody = await body_of(request, RegisterBody)
+        return _json(cluster_view(registry, registry.register(body.name, body.dial)), 201)
+
+    @api.get("/v1/clusters/{name}", dependencies=[_needs(Role.OPERATOR, Role.PLANNER)])
+    async def cluster(name: str) -> Response:
+        return _json(cluster_view(registry, registry.cluster(name)))
+
+    @api.delete("/v1/clusters/{name}", dependencies=[_needs(Role.OPERATOR)])
+    async def remove(name: str) -> Response:
+        return _json(cluster_view(registry, registry.remove(name)))
+
+    @api.post("/v1/clusters/{name}/drain", dependencies=[_needs(Role.OPERATOR)])
+    async def drain(name: str) -> Response:
+        return _json(cluster_view(registry, registry.set_draining(name, True)))
+
+    @api.post("/v1/clusters/{name}/resume", dependencies=[_needs(Role.OPERATOR)])
+    async def resume(name: str) -> Response:
+        return _json(cluster_view(registry, registry.set_draining(name, False)))
+
+    @api.get("/v1/clusters/{name}/nodes", dependencies=[_needs(Role.OPERATOR, Role.PLANNER)])
+    async def cluster_nodes(name: str) -> Response:
+        now = asyncio.get_running_loop().time()
+        return _json({"nodes": [node_view(node, now) for node in registry.nodes(registry.cluster(name).name)]})
+
+    @api.get("/v1/nodes", dependencies=[_needs(Role.OPERATOR, Role.PLANNER)])
+    async def nodes() -> Response:
+        now = asyncio.get_running_loop().time()
+        return _json({"nodes": [node_view(node, now) for node in registry.nodes()]})
+
+    @api.get("/v1/status", dependencies=[_needs(Role.OPERATOR, Role.PLANNER)])
+    async def status() -> Response:
+        missing = ready()
+        return _json(
+            {
+                "ready": missing is None,
+                "reason": missing,
+                "model": model_view(),
+                "threshold_tokens": services.config.threshold_tokens,
+                "fallback": services.config.fallback.value,
+                "chunk_tokens": registry.chunk_tokens,
+                "prefill_nodes": len(registry.nodes(role=NodeRole.PREFILL)),
+                "decode_nodes": len(registry.nodes(role=NodeRole.DECODE)),
+                "clusters": [cluster_view(registry, cluster) for cluster in registry.clusters],
+                "decisions_unwritten": decisions.unwritten,
+                "time": time.time(),
+            }
+        )
+
+    # ---- decisions and keys
+
+    @api.get("/v1/decisions", dependencies=[_needs(Role.OPERATOR, Role.PLANNER)])
+    async def recent(limit: Annotated[int, Query(ge=1, le=1000)] = 50) -> Response:
+        return _json({"decisions": await asyncio.to_thread(decisions.recent, limit)})
+
+    @api.get("/v1/decisions/{name}", dependencies=[_needs(Role.OPERATOR, Role.PLANNER)])
+    async def decision(name: str) -> Response:
+        record = await asyncio.to_thread(decisions.find, name)
+        if record is None:
+            raise ApiError(404, f"no decision is kept for request {name!r}", code="decision_not_found")
+        return _json(record)
+
+    @api.get("/v1/keys", dependencies=[_needs(Role.ADMIN)])
+    async def list_keys() -> Response:
+        return _json({"keys": [key_view(entry) for entry in keys.entries()]})
+
+    @api.post("/v1/keys", dependencies=[_needs(Role.ADMIN)])
+    async def create_key(request: Request) -> Response:
+        body: KeyBody = await body_of(request, KeyBody)
+        if not len(keys) and body.role is not Role.ADMIN:
+            raise bad_field("role", "the first key must have role admin, or nobody could make or revoke keys")
+        permitted = None if body.clusters is None else frozenset(body.clusters)
+        key_id, secret = keys.create(body.name, body.role, body.route_hint, permitted)
+        return _json({"id": key_id, "key": secret, "role": body.role.value}, 201)
+
+    @api.delete("/v1/keys/{key_id}", dependencies=[_needs(Role.ADMIN)])
+    async def revoke_key(key_id: str) -> Response:
+        if not keys.revoke(key_id):
+            raise ApiError(404, f"no key has id {key_id!r}", code="key_not_found")
+        return _json({"id": key_id, "revoked": True})
+
+    return api
+
+
+def _needs(*roles: Role) -> Any:
+    """A dependency that refuses callers of other roles; admin passes everywhere."""
+
+    def check(request: Request) -> None:
+        principal: Principal = request.scope["prfaas.principal"]
+        if not principal.may(*roles):
+            wanted = " or ".join(role.value for role in roles)
+            raise ApiError(403, f"this needs a key with role {wanted}", code="role_forbidden")
+
+    return Depends(check)
+
+
+def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), status, headers, media_type="application/json")

@@ -1,0 +1,127 @@
+"""One joined node as the gateway sees it: what it said last, what it works on, and a bounded way to reach it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from typing import Protocol
+
+from kvcache import control
+from kvcache.control import Cancel, Heartbeat, Join, ToNode
+from scheduler.speeds import PrefillSpeed
+
+MAX_BACKLOG_BYTES = 64 << 20
+MAX_BACKLOG_MESSAGES = 4096
+MAX_CANCELS = 4096
+
+
+class NodeLost(Exception):
+    """The node's stream is gone; nothing sent to it now arrives."""
+
+
+class JobOwner(Protocol):
+    """Who hears of a job's messages, and of the loss of its node."""
+
+    def on_message(self, node: NodeSession, message: control.FromNode) -> None:
+        """A message that names one of the owner's jobs."""
+
+    def on_node_lost(self, node: NodeSession, cause: str) -> None:
+        """Said once for every owner with a job here."""
+
+
+class NodeSession:
+    """State of one stream, from Join to its loss. All methods run on the event loop.
+
+    ``jobs`` are what the node was given, by job id; ``awaited`` are the transfers that it is to receive, which belong
+    to those jobs and take no slot of their own.
+    """
+
+    def __init__(self, join: Join, now: float) -> None:
+        self.join = join
+        self.node_id = join.node_id
+        self.incarnation = join.incarnation
+        self.joined_at = now
+        self.last_heard = now
+        self.heartbeat: Heartbeat | None = None
+        self.speed = PrefillSpeed()
+        self.jobs: dict[str, JobOwner] = {}
+        self.awaited: dict[str, JobOwner] = {}
+        self.prefill_tokens = 0
+        self.lost: str | None = None
+        self._cancels: OrderedDict[str, float] = OrderedDict()
+        self._backlog: deque[bytes] = deque()
+        self._backlog_bytes = 0
+        self._wake = asyncio.Event()
+
+    @property
+    def accepting(self) -> bool:
+        """Whether it said that it takes jobs, and can still be reached."""
+        return self.lost is None and self.heartbeat is not None and self.heartbeat.accepting
+
+    @property
+    def free_slots(self) -> int:
+        """Jobs it may still take: the larger of what it counts and what was sent to it is taken as used."""
+        counted = 0 if self.heartbeat is None else self.heartbeat.queued_jobs + self.heartbeat.running
+        return max(0, self.join.max_queue - max(counted, len(self.jobs)))
+
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens that wait there or are being computed."""
+        counted = 0 if self.heartbeat is None else self.heartbeat.queued_tokens
+        return max(counted, self.prefill_tokens)
+
+    def send(self, message: ToNode) -> None:
+        """Queue a message. Raises NodeLost where the stream is gone, or too slow for what is queued already."""
+        if self.lost is not None:
+            raise NodeLost(self.lost)
+        data = control.encode(message)
+        if len(self._backlog) >= MAX_BACKLOG_MESSAGES or self._backlog_bytes + len(data) > MAX_BACKLOG_BYTES:
+            self.lose("backlog")
+            raise NodeLost("backlog")
+        self._backlog.append(data)
+        self._backlog_bytes += len(data)
+        self._wake.set()
+
+    async def next_outbound(self, timeout_s: float) -> bytes | None:
+        """The next message to write; None after ``timeout_s`` without one. Raises NodeLost once lost."""
+        if self.lost is None and not self._backlog:
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                return None
+        if self.lost is not None:
+            raise NodeLost(self.lost)
+        data = self._backlog.popleft()
+        self._backlog_bytes -= len(data)
+        return data
+
+    def cancel(self, job: str, now: float) -> None:
+        """Forget a job's owner and tell the node to end it; a lost node has nothing to end."""
+        if self.jobs.pop(job, None) is None or self.lost is not None:
+            return
+        self._cancels[job] = now
+        if len(self._cancels) > MAX_CANCELS:
+            self._cancels.popitem(last=False)
+        try:
+            self.send(Cancel(job))
+        except NodeLost:
+            self._cancels.clear()
+
+    def cancelled(self, job: str, now: float) -> float | None:
+        """Seconds from the Cancel of a job to the node's word that it holds nothing of it; None if not asked for."""
+        asked = self._cancels.pop(job, None)
+        return None if asked is None else now - asked
+
+    def lose(self, cause: str) -> None:
+        """The stream is gone: every owner of a job hears it once. Idempotent."""
+        if self.lost is not None:
+            return
+        self.lost = cause
+        self._wake.set()
+        owners = {id(owner): owner for owner in self.jobs.values()}
+        self.jobs.clear()
+        self.awaited.clear()
+        for owner in owners.values():
+            owner.on_node_lost(self, cause)

@@ -1,0 +1,78 @@
+"""What a gateway remembers over a restart: one SQLite file with its ticket key, API keys, clusters and decisions.
+
+Without a file everything lives in memory and ends with the process. The file holds a private key and is created
+readable by its owner alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from gateway.config import ConfigError
+
+SCHEMA_VERSION = 1
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS secrets (name TEXT PRIMARY KEY, value BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS keys (
+    id TEXT PRIMARY KEY, name TEXT NOT NULL, role TEXT NOT NULL, digest BLOB NOT NULL UNIQUE,
+    route_hint INTEGER NOT NULL, clusters TEXT, created REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS clusters (
+    name TEXT PRIMARY KEY, dial TEXT NOT NULL, state TEXT NOT NULL, created REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS decisions (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL, request_id TEXT NOT NULL, record BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS decisions_by_id ON decisions (id);
+CREATE INDEX IF NOT EXISTS decisions_by_request ON decisions (request_id);
+"""
+
+
+class State:
+    """One SQLite connection behind a lock; every statement is short and its own transaction."""
+
+    def __init__(self, file: Path | None) -> None:
+        self.file = file
+        self._lock = threading.Lock()
+        try:
+            if file is not None:
+                os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))
+            self._db = sqlite3.connect(
+                ":memory:" if file is None else file, check_same_thread=False, isolation_level=None, timeout=5.0
+            )
+            version = self._db.execute("PRAGMA user_version").fetchone()[0]
+            if version > SCHEMA_VERSION:
+                raise ConfigError(f"--state {file}: written by a newer gateway (schema {version}); use that one")
+            if file is not None:
+                self._db.execute("PRAGMA journal_mode=WAL")
+                self._db.execute("PRAGMA synchronous=NORMAL")
+            self._db.executescript(_SCHEMA)
+            self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        except (OSError, sqlite3.DatabaseError) as error:
+            raise ConfigError(f"--state {file}: {error}") from error
+
+    def execute(self, statement: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
+        """Run one statement and return its rows."""
+        with self._lock:
+            return self._db.execute(statement, tuple(values)).fetchall()
+
+    def outside_changes(self) -> int:
+        """A number that differs whenever another process has changed the file."""
+        return int(self.execute("PRAGMA data_version")[0][0])
+
+    def ticket_key(self) -> Ed25519PrivateKey:
+        """The key that signs tickets, made at first use."""
+        fresh = Ed25519PrivateKey.generate().private_bytes_raw()
+        self.execute("INSERT OR IGNORE INTO secrets VALUES ('ticket_key', ?)", (fresh,))
+        kept = self.execute("SELECT value FROM secrets WHERE name = 'ticket_key'")[0][0]
+        return Ed25519PrivateKey.from_private_bytes(kept)
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        with self._lock:
+            self._db.close()

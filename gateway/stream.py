@@ -1,0 +1,193 @@
+"""The control stream's endpoint: a node joins over a WebSocket, then messages flow both ways until it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from gateway.access import Access
+from gateway.config import GatewayConfig
+from gateway.metrics import Metrics
+from gateway.registry import Registry
+from gateway.sessions import NodeLost, NodeSession
+from kvcache import control
+from kvcache.control import (
+    Beat,
+    Cancelled,
+    ControlError,
+    Delta,
+    Failed,
+    Finished,
+    FromNode,
+    Heartbeat,
+    Join,
+    PrefillDone,
+    PrefillStarted,
+    Refused,
+    TransferDone,
+    Welcome,
+)
+
+log = logging.getLogger(__name__)
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+JOIN_TIMEOUT_S = 5.0
+CLOSE_TIMEOUT_S = 1.0
+_SECOND_LOOK_S = 0.05
+_POLICY_VIOLATION = 1008
+
+
+class ControlStreams:
+    """Serves ``/v1/nodes/stream``."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        registry: Registry,
+        access: Access,
+        metrics: Metrics,
+        ticket_key: Ed25519PrivateKey,
+    ) -> None:
+        self._config = config
+        self._registry = registry
+        self._access = access
+        self._metrics = metrics
+        self._public_key = ticket_key.public_key().public_bytes_raw()
+
+    async def serve(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """One stream, from its handshake to its end."""
+        await receive()
+        if not self._access.may_join(scope):
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION})  # before accept: answered as 403
+            return
+        await send({"type": "websocket.accept"})
+        try:
+            async with asyncio.timeout(JOIN_TIMEOUT_S):
+                first = control.decode_from_node(_payload(await receive()))
+        except (TimeoutError, ControlError, NodeLost) as error:
+            log.warning("stream without join cause=%s", error or type(error).__name__)
+            await _close(send)
+            return
+        if not isinstance(first, Join):
+            await self._refuse(send, Refused("join", f"the first message must be Join, got {type(first).__name__}"))
+            return
+        admitted = self._registry.admit(first, asyncio.get_running_loop().time())
+        if isinstance(admitted, Refused):
+            await self._refuse(send, admitted)
+            return
+        await self._run(admitted, receive, send)
+
+    async def _run(self, session: NodeSession, receive: Receive, send: Send) -> None:
+        session.send(Welcome(self._public_key, self._config.beat_s, self._config.lease_s))
+        reader = asyncio.create_task(self._read(session, receive))
+        writer = asyncio.create_task(self._write(session, send))
+        cause = "closed"
+        try:
+            done, _ = await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                error = task.exception()
+                cause = str(error) if isinstance(error, NodeLost) else type(error).__name__
+                if error is not None and not isinstance(error, NodeLost):
+                    log.error("stream broke node=%s", session.node_id, exc_info=error)
+        finally:
+            self._registry.lost(session, cause)
+            for task in (reader, writer):
+                task.cancel()
+            await asyncio.wait({reader, writer})
+            if session.lost == "cluster_removed":
+                await self._refuse(send, Refused("cluster", f"{session.join.cluster!r} was removed"))
+            else:
+                await _close(send)
+
+    async def _read(self, session: NodeSession, receive: Receive) -> None:
+        """Take what the node says. Raises NodeLost when it closes, breaks the protocol or says nothing for a lease."""
+        pending: asyncio.Future[MutableMapping[str, Any]] | None = None
+        try:
+            while True:
+                pending = asyncio.ensure_future(receive())
+                await asyncio.wait({pending}, timeout=self._config.lease_s)
+                if not pending.done():
+                    # If this process was the one that slept, what the node said lies in the socket: look again.
+                    await asyncio.wait({pending}, timeout=_SECOND_LOOK_S)
+                if not pending.done():
+                    raise NodeLost("silent")
+                try:
+                    message = control.decode_from_node(_payload(pending.result()))
+                except ControlError as error:
+                    raise NodeLost(f"protocol: {error}") from error
+                session.last_heard = asyncio.get_running_loop().time()
+                self._route(session, message)
+        finally:
+            if pending is not None:
+                pending.cancel()
+
+    async def _write(self, session: NodeSession, send: Send) -> None:
+        """Send what is queued, and a beat whenever nothing was for a while. Raises NodeLost."""
+        beat = control.encode(Beat())
+        while True:
+            data = await session.next_outbound(self._config.beat_s)
+            await send({"type": "websocket.send", "bytes": beat if data is None else data})
+
+    def _route(self, session: NodeSession, message: FromNode) -> None:
+        match message:
+            case Heartbeat():
+                self._heard(session, message)
+            case PrefillStarted() | PrefillDone() | TransferDone():
+                self._to_owner(session, message.transfer.hex(), message)
+            case Delta() | Finished():
+                self._to_owner(session, message.generation, message)
+            case Failed():
+                self._to_owner(session, message.job, message)
+            case Cancelled():
+                took = session.cancelled(message.job, session.last_heard)
+                if took is not None:
+                    self._metrics.cancel.observe(took)
+                self._to_owner(session, message.job, message)
+            case Join():
+                raise NodeLost("protocol: a second Join")
+
+    def _to_owner(self, session: NodeSession, job: str, message: FromNode) -> None:
+        """Jobs that ended here meanwhile have no owner; what is still said of them is dropped."""
+        owner = session.jobs.get(job) or session.awaited.get(job)
+        if owner is not None:
+            owner.on_message(session, message)
+
+    def _heard(self, session: NodeSession, heartbeat: Heartbeat) -> None:
+        session.heartbeat = heartbeat
+        session.speed.claim(heartbeat.prefill_tokens_per_s)
+        for link in heartbeat.links:
+            peer = self._registry.node(link.peer_node)
+            if peer is not None and session.join.cluster == self._registry.local_cluster:
+                self._registry.link(peer.join.cluster).observe_rtt(link.rtt_s)
+
+    async def _refuse(self, send: Send, refused: Refused) -> None:
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await send({"type": "websocket.send", "bytes": control.encode(refused)})
+        except Exception as error:  # the stream may be gone in any way; there is nobody left to tell
+            log.debug("refusal not delivered cause=%s", error)
+        await _close(send)
+
+
+def _payload(event: MutableMapping[str, Any]) -> bytes:
+    """The bytes of a binary message. Raises NodeLost for a closed stream, ControlError for a text message."""
+    if event["type"] == "websocket.disconnect":
+        raise NodeLost("closed")
+    data = event.get("bytes")
+    if data is None:
+        raise ControlError("text messages are not part of this protocol")
+    return bytes(data)
+
+
+async def _close(send: Send) -> None:
+    try:
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await send({"type": "websocket.close", "code": 1000})
+    except Exception as error:  # already closed by the other side, in whatever way
+        log.debug("close not delivered cause=%s", error)

@@ -1,0 +1,66 @@
+"""What operators see of clusters, nodes and keys: plain values for JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gateway.keys import KeyEntry
+from gateway.registry import Cluster, Registry
+from gateway.sessions import NodeSession
+
+
+def cluster_view(registry: Registry, cluster: Cluster) -> dict[str, Any]:
+    """One cluster with what is known of its nodes and its way here."""
+    nodes = registry.nodes(cluster.name)
+    link = registry.link(cluster.name).facts()
+    return {
+        "name": cluster.name,
+        "local": cluster.local,
+        "dial": cluster.dial.value,
+        "state": cluster.state.value,
+        "created": cluster.created,
+        "nodes": len(nodes),
+        "accepting": sum(node.accepting for node in nodes),
+        "link": {
+            "bytes_per_s": link.bytes_per_s,
+            "rtt_s": link.rtt_s,
+            "queued_bytes": link.queued_bytes,
+            "wire_ratio": link.wire_ratio,
+        },
+    }
+
+
+def node_view(node: NodeSession, now: float) -> dict[str, Any]:
+    """One joined node; ``heartbeat`` is None until it has sent one."""
+    join = node.join
+    return {
+        "node_id": node.node_id,
+        "incarnation": node.incarnation,
+        "cluster": join.cluster,
+        "role": join.role.name.lower(),
+        "version": join.version,
+        "kv_address": None if join.kv_address is None else f"{join.kv_address.host}:{join.kv_address.port}",
+        "joined_s_ago": now - node.joined_at,
+        "heard_s_ago": now - node.last_heard,
+        "accepting": node.accepting,
+        "jobs": len(node.jobs),
+        "free_slots": node.free_slots,
+        "queued_tokens": node.queued_tokens,
+        "prefill_tokens_per_s": node.speed.tokens_per_s,
+        "heartbeat": None if node.heartbeat is None else msgspec.to_builtins(node.heartbeat),
+    }
+
+
+def key_view(entry: KeyEntry) -> dict[str, Any]:
+    """One key without its secret."""
+    clusters = entry.principal.clusters
+    return {
+        "id": entry.id,
+        "name": entry.principal.name,
+        "role": entry.principal.role.value,
+        "route_hint": entry.principal.route_hint,
+        "clusters": None if clusters is None else sorted(clusters),
+        "created": entry.created,
+    }

@@ -1,0 +1,92 @@
+"""What was learnt from finished work: prefill speed of a node, rate and compression of the way from a cluster.
+
+State that events update; a policy sees only what it answers. Nothing here knows the time.
+"""
+
+from __future__ import annotations
+
+from scheduler.facts import LinkFacts
+
+SMOOTHING = 0.3
+RISE = 0.7
+EXPOSED_SHARE = 0.25
+"""A transfer of which less than this share lay bare was fed by the engine: its rate says little about the link."""
+
+
+class Ewma:
+    """An exponentially weighted mean. ``value`` is None until the first sample."""
+
+    def __init__(self) -> None:
+        self.value: float | None = None
+
+    def add(self, sample: float, weight: float = SMOOTHING) -> None:
+        """Move towards ``sample`` by ``weight``; the first sample is taken as it is."""
+        assert 0 < weight <= 1
+        self.value = sample if self.value is None else self.value + weight * (sample - self.value)
+
+
+class PrefillSpeed:
+    """Tokens per second of one node: what was observed, or what it claims while nothing was."""
+
+    def __init__(self) -> None:
+        self._seconds_per_token = Ewma()
+        self._claimed: float | None = None
+
+    def claim(self, tokens_per_s: float) -> None:
+        """What the node says of itself; 0 or less is not a claim."""
+        self._claimed = tokens_per_s if tokens_per_s > 0 else None
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """A finished prefill. Events without tokens or time teach nothing."""
+        if tokens > 0 and seconds > 0:
+            self._seconds_per_token.add(seconds / tokens)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Observed speed first, then the claim, else None."""
+        observed = self._seconds_per_token.value
+        return self._claimed if observed is None else 1.0 / observed
+
+
+class LinkSpeed:
+    """The way from one cluster to the local decode nodes.
+
+    The rate rises fast and falls slowly, and a transfer that mostly waited for its engine can only raise it: a link is
+    at least as fast as what it was seen to carry.
+    """
+
+    def __init__(self) -> None:
+        self._rate = Ewma()
+        self._ratio = Ewma()
+        self._rtt = Ewma()
+        self.queued_bytes = 0
+
+    def started(self, raw_bytes: int) -> None:
+        """A transfer of so many raw bytes was asked for."""
+        self.queued_bytes += raw_bytes
+
+    def ended(self, raw_bytes: int) -> None:
+        """That transfer is over, well or not."""
+        self.queued_bytes = max(0, self.queued_bytes - raw_bytes)
+
+    def observe(self, raw_bytes: int, wire_bytes: int, transfer_s: float, exposed_s: float) -> None:
+        """A committed transfer; figures of 0 or less teach nothing."""
+        if raw_bytes > 0 and wire_bytes > 0:
+            self._ratio.add(wire_bytes / raw_bytes)
+        if wire_bytes <= 0 or transfer_s <= 0:
+            return
+        rate = wire_bytes / transfer_s
+        known = self._rate.value
+        if known is None or rate > known:
+            self._rate.add(rate, RISE)
+        elif exposed_s >= EXPOSED_SHARE * transfer_s:
+            self._rate.add(rate)
+
+    def observe_rtt(self, rtt_s: float) -> None:
+        """A round trip as a node measured it; 0 or less is not a measurement."""
+        if rtt_s > 0:
+            self._rtt.add(rtt_s)
+
+    def facts(self) -> LinkFacts:
+        """What a decision may know of this link."""
+        return LinkFacts(self._rate.value, self._rtt.value, self.queued_bytes, self._ratio.value)
