@@ -258,7 +258,7 @@ def decode_from_node(data: bytes) -> FromNode:
     """Parse what a node sent. Raises ControlError."""
     try:
         return _from_node.decode(data)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ControlError(str(error)) from error
 
 
@@ -266,5 +266,5 @@ def decode_to_node(data: bytes) -> ToNode:
     """Parse what a gateway sent. Raises ControlError."""
     try:
         return _to_node.decode(data)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ControlError(str(error)) from error
