@@ -41,6 +41,10 @@ class EngineRun:
         """Whether the engine is done with the job."""
         return self._reading.done()
 
+    def on_end(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` from the event loop once the engine is done with the job, or lost."""
+        self._reading.add_done_callback(lambda _: callback())
+
     async def wait(self) -> Terminal:
         """The job's last event. Raises EngineLost, and whatever ``on_event`` raised. Cancelling it stops nothing."""
         return await asyncio.shield(self._reading)
