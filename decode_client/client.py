@@ -1,0 +1,183 @@
+"""The asking side: takes the gateway's generate jobs and hands each transfer's frames to the job that fetches it.
+
+Nothing here computes or waits: each job is a ``Generation`` with a task of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from decode_client.context import ClientContext
+from decode_client.fetch import Fetch
+from decode_client.generation import Generation
+from decode_client.scratch import Scratch
+from kvcache.control import Cancelled, Failed, GenerateJob, KvSource
+from kvcache.ticket import Ticket, TicketError, verify_ticket
+from kvcache.transport import Peer
+from kvcache.wire import Abort, Announce, Data, Manifest
+
+log = logging.getLogger(__name__)
+
+
+class DecodeClient:
+    """All generations of this node. ``now`` is Unix time, for tickets and deadlines."""
+
+    def __init__(self, context: ClientContext, now: Callable[[], float] = time.time) -> None:
+        self._context = context
+        self._now = now
+        self._ticket_key: bytes | None = None
+        self._scratch = Scratch(context.limits.scratch_bytes)
+        self._generations: dict[str, Generation] = {}
+        self._by_transfer: dict[bytes, Generation] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def trust(self, ticket_key: bytes) -> None:
+        """Tickets are signed with this key from now on."""
+        self._ticket_key = ticket_key
+
+    @property
+    def queued_jobs(self) -> int:
+        """Generations whose KV is still on its way."""
+        return sum(generation.waiting for generation in self._generations.values())
+
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens that this node has still to prefill in place."""
+        return sum(generation.tokens_to_prefill for generation in self._generations.values())
+
+    @property
+    def running(self) -> int:
+        """Generations that the engine holds."""
+        return sum(generation.speaking for generation in self._generations.values())
+
+    @property
+    def open_transfers(self) -> int:
+        """Generations with a transfer that is not over."""
+        return len(self._by_transfer)
+
+    def accept(self, order: GenerateJob) -> None:
+        """Take a job. A repeat of one at hand changes nothing; one that cannot be done is reported Failed at once."""
+        if order.generation in self._generations:
+            return
+        try:
+            generation = self._admit(order)
+        except TicketError as error:
+            self._refuse(order, "bad_ticket", str(error))
+            return
+        except ValueError as error:
+            self._refuse(order, "bad_order", str(error))
+            return
+        if len(self._generations) >= self._context.limits.max_jobs:
+            self._refuse(order, "queue_full", f"{len(self._generations)} generations are at hand")
+            return
+        self._generations[order.generation] = generation
+        if generation.ticket is not None:
+            self._by_transfer[generation.ticket.transfer] = generation
+        task = asyncio.create_task(self._answer(generation))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def cancel(self, job: str) -> bool:
+        """End a job; Cancelled is reported when it holds nothing. False where no such job is at hand."""
+        generation = self._generations.get(job)
+        if generation is None:
+            return False
+        generation.cancel()
+        return True
+
+    def end_all(self, cause: str, detail: str) -> None:
+        """End every job at hand."""
+        for generation in self._generations.values():
+            generation.fate.end(cause, detail)
+
+    async def settled(self) -> None:
+        """Return when no job is at hand."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def close(self) -> None:
+        """End everything and wait until nothing is held. Idempotent."""
+        self.end_all("shutdown", "the decode node is stopping")
+        await self.settled()
+
+    def on_frame(self, peer: Peer, frame: Announce | Manifest | Abort) -> None:
+        """A frame from a prefill node."""
+        fetch = self._fetch(frame.transfer)
+        if fetch is not None:
+            fetch.on_frame(peer, frame)
+
+    def payload_target(self, peer: Peer, data: Data) -> Sequence[memoryview] | None:
+        """Where a payload goes; None to throw it away."""
+        fetch = self._fetch(data.transfer)
+        return fetch.payload_target(peer, data) if fetch is not None else None
+
+    def on_data(self, peer: Peer, data: Data) -> None:
+        """A payload has arrived in the target that it was given."""
+        fetch = self._fetch(data.transfer)
+        if fetch is not None:
+            fetch.on_data(peer)
+
+    def on_lost(self, peer: Peer, cause: str) -> None:
+        """A connection is gone."""
+        for generation in list(self._by_transfer.values()):
+            if generation.fetch is not None:
+                generation.fetch.on_lost(peer, cause)
+
+    def _fetch(self, transfer: bytes) -> Fetch | None:
+        generation = self._by_transfer.get(transfer)
+        return generation.fetch if generation is not None else None
+
+    def _admit(self, order: GenerateJob) -> Generation:
+        """The job, checked. Raises TicketError, ValueError naming what is wrong with the order."""
+        if not order.token_ids:
+            raise ValueError("token_ids: empty, at least one token is needed")
+        now, loop_now = self._now(), asyncio.get_running_loop().time()
+        deadline = fetch_deadline = loop_now + order.deadline - now
+        ticket = None
+        if order.source is not None:
+            ticket = self._verify(order.source, len(order.token_ids))
+            if ticket.transfer in self._by_transfer:
+                raise ValueError("source: another generation fetches this transfer")
+            fetch_deadline = min(deadline, loop_now + ticket.deadline - now)
+            pages = self._context.geometry.pages_for(ticket.start, ticket.stop)
+            if pages > self._context.room.pool.capacity:
+                capacity = self._context.room.pool.capacity
+                raise ValueError(f"source: takes {pages} pages, the pool has {capacity} (--pool-mib)")
+        return Generation(self._context, order, ticket, self._scratch, deadline, fetch_deadline)
+
+    def _verify(self, source: KvSource, prompt_tokens: int) -> Ticket:
+        if self._ticket_key is None:
+            raise TicketError("signature", "this node has not joined a gateway")
+        ticket = verify_ticket(source.ticket, self._ticket_key, self._now(), self._context.limits.clock_skew_s)
+        for field, wanted in (
+            ("prefill_node", source.node_id),
+            ("prefill_incarnation", source.incarnation),
+            ("decode_key", self._context.public_key),
+            ("fingerprint", self._context.fingerprint),
+            ("chunk_tokens", self._context.chunk_tokens),
+            ("start", 0),
+            ("stop", prompt_tokens - 1),
+        ):
+            found = getattr(ticket, field)
+            if found != wanted:
+                shown = (v.hex() if isinstance(v, bytes) else str(v) for v in (found, wanted))
+                raise TicketError(field, "{}, this job needs {}".format(*shown))
+        return ticket
+
+    async def _answer(self, generation: Generation) -> None:
+        ending = await generation.run()
+        del self._generations[generation.job]
+        if generation.ticket is not None:
+            del self._by_transfer[generation.ticket.transfer]
+        if generation.cancel_asked:
+            self._context.report(Cancelled(generation.job, generation.prefilled_tokens))
+        elif ending is not None:
+            log.info("generation=%s failed stage=%s cause=%s", generation.job, ending.stage, ending.cause)
+            self._context.report(Failed(generation.job, ending.stage, ending.cause, ending.detail))
+
+    def _refuse(self, order: GenerateJob, cause: str, detail: str) -> None:
+        log.warning("job refused generation=%s cause=%s detail=%r", order.generation, cause, detail)
+        self._context.report(Failed(order.generation, "queue", cause, detail))

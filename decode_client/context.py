@@ -1,0 +1,53 @@
+"""What every job of the asking side shares with its node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+
+from tokenizers import Tokenizer
+
+from engines.protocol import Engine
+from kvcache.blocks import PageGeometry
+from kvcache.control import FromNode
+from kvcache.hostpool import HostPool
+from kvcache.room import PageRoom
+from kvcache.transport import KvEndpoint
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLimits:
+    """Times in seconds. ``scratch_bytes`` bounds what one peer may have sent that is not yet decoded.
+
+    A batch is what one thread decodes and checks at once. Every ``ack_every`` verified pieces are acknowledged.
+    """
+
+    max_jobs: int = 64
+    clock_skew_s: float = 2.0
+    batch_bytes: int = 1 << 20
+    scratch_bytes: int = 32 << 20
+    ack_every: int = 16
+    engine_patience_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClientContext:
+    """Handed in by the node. ``engine`` gives the running engine, or None while there is none.
+
+    ``executor`` runs decoders and digests; ``report`` sends to the gateway and never waits; ``public_key``,
+    ``chunk_tokens`` and ``fingerprint`` are this node's, and a ticket must name the same.
+    """
+
+    public_key: bytes
+    fingerprint: str
+    chunk_tokens: int
+    geometry: PageGeometry
+    pool: HostPool
+    room: PageRoom
+    engine: Callable[[], Engine | None]
+    executor: Executor
+    endpoint: Callable[[], KvEndpoint]
+    report: Callable[[FromNode], None]
+    tokenizer: Tokenizer
+    limits: ClientLimits = field(default_factory=ClientLimits)

@@ -1,0 +1,227 @@
+"""One transfer being fetched: find the peer, open, grant room, take pieces in, verify, commit.
+
+``Fetch`` does not own the pages it fills: its generation does, and asks with ``settle`` whether they may be freed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from decode_client.context import ClientContext
+from decode_client.landing import Landed, check_batch
+from decode_client.scratch import Scratch
+from kvcache import codecs
+from kvcache.blocks import PageTable
+from kvcache.codecs import CodecError
+from kvcache.control import KvSource, TransferDone
+from kvcache.fate import Ending, JobEnded, JobFate
+from kvcache.plan import Piece, TransferPlan
+from kvcache.room import RoomCrowded, RoomTimeout
+from kvcache.threadwork import ThreadWork
+from kvcache.ticket import Ticket
+from kvcache.transfer import IncomingTransfer, TransferViolation
+from kvcache.transport import Peer, PeerRefused, PeerUnreachable
+from kvcache.wire import Abort, Ack, Announce, Data, Grant, Manifest, Open
+
+ABORT_DETAIL_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Committed KV: the pages hold exactly what was exported."""
+
+    pages: tuple[int, ...]
+    report: TransferDone
+
+
+class Fetch:
+    """``run`` once, inside the generation's work; frames come in from outside and may end the generation."""
+
+    def __init__(
+        self,
+        context: ClientContext,
+        source: KvSource,
+        ticket: Ticket,
+        plan: TransferPlan,
+        fate: JobFate,
+        scratch: Scratch,
+    ) -> None:
+        """Raises TransferViolation where the plan exceeds the ticket."""
+        self.transfer = ticket.transfer
+        self.peer: Peer | None = None
+        self._context = context
+        self._source = source
+        self._fate = fate
+        self._scratch = scratch
+        self._incoming = IncomingTransfer(plan, ticket, codecs.EXACT)
+        self._threads = ThreadWork(context.executor)
+        self._table: PageTable | None = None
+        self._landing: Piece | None = None
+        self._landing_scratch: memoryview | None = None
+        self._landed: deque[Landed] = deque()
+        self._arrival = asyncio.Event()
+        self._announced = asyncio.Event()
+        self._manifest: asyncio.Future[Manifest] = asyncio.get_running_loop().create_future()
+        self._manifest_at = 0.0
+        self._acked = 0
+        self._committed = False
+
+    async def run(self, owner: str, deadline: float) -> Fetched:
+        """Fetch into pages reserved for ``owner``; they are the caller's from then on, also where this raises.
+
+        Raises JobEnded.
+        """
+        loop = asyncio.get_running_loop()
+        peer = self.peer = await self._find_peer(deadline)
+        peer.send(Open(self._source.ticket, codecs.EXACT))
+        await self._announced.wait()
+        plan = self._incoming.plan
+        pages = await self._reserve(owner, deadline)
+        self._table = self._context.geometry.table(plan.start, plan.stop, pages)
+        peer.send(Grant(self.transfer))
+        granted = loop.time()
+        try:
+            await self._verify_all(peer)
+            digest = self._incoming.finish(await self._manifest)
+        except TransferViolation as violation:
+            raise JobEnded("corrupt" if violation.field == "digest" else "violation", str(violation)) from violation
+        except CodecError as error:
+            raise JobEnded("corrupt", str(error)) from error
+        self._committed = True
+        peer.send(Ack(self.transfer, self._incoming.next_seq, committed=True))
+        now = loop.time()
+        exposed = self._manifest.result().lag_s + peer.rtt_s / 2 + now - self._manifest_at
+        codec = self._incoming.codec
+        assert codec is not None
+        return Fetched(
+            pages,
+            TransferDone(
+                self.transfer, plan.nbytes, self._incoming.wire_bytes, codec.name, now - granted, exposed, digest
+            ),
+        )
+
+    def abort(self, ending: Ending) -> None:
+        """Tell the other side, unless it knows."""
+        if self.peer is not None and not ending.told and not self._committed:
+            self.peer.send(Abort(self.transfer, ending.cause, ending.detail[:ABORT_DETAIL_CHARS]))
+
+    async def settle(self) -> None:
+        """Return when nothing writes to the pages any more."""
+        if self.peer is not None:
+            self.peer.drop_payload(self.transfer)
+            self._drop_landing(self.peer)
+        await self._threads.settle()
+        if self.peer is not None:
+            self._drop(self.peer, self._landed)
+        self._landed.clear()
+
+    def on_frame(self, peer: Peer, frame: Announce | Manifest | Abort) -> None:
+        """A frame of this transfer. One from anybody but its peer is ignored."""
+        if peer is not self.peer or self._fate.over or self._committed:
+            return
+        match frame:
+            case Abort(reason=reason, detail=detail):
+                self._fate.end("aborted", f"{reason}: {detail}", stage="transfer", told=True)
+            case Announce():
+                try:
+                    self._incoming.check_announce(frame)
+                except TransferViolation as violation:
+                    self._fate.end("violation", str(violation), stage="transfer")
+                else:
+                    self._announced.set()
+            case Manifest():
+                if self._table is None or self._manifest.done():
+                    self._fate.end("violation", "manifest: came out of turn", stage="transfer")
+                else:
+                    self._manifest_at = asyncio.get_running_loop().time()
+                    self._manifest.set_result(frame)
+
+    def payload_target(self, peer: Peer, data: Data) -> Sequence[memoryview] | None:
+        """Where this payload goes; None to throw it away."""
+        if peer is not self.peer or self._fate.over or self._committed:
+            return None
+        try:
+            if self._table is None:
+                raise TransferViolation("data", "came before the Grant")
+            piece = self._incoming.check_data(data)
+        except TransferViolation as violation:
+            self._fate.end("violation", str(violation), stage="transfer")
+            return None
+        self._landing = piece
+        if data.codec == "raw":
+            return self._context.pool.views(self._table.extents(piece))
+        self._landing_scratch = self._scratch.take(peer, data.wire_bytes)
+        return [self._landing_scratch]
+
+    def on_data(self, peer: Peer) -> None:
+        """The payload whose target was asked for last has arrived."""
+        if peer is not self.peer or self._landing is None:
+            return
+        self._landed.append(Landed(self._landing, self._landing_scratch))
+        self._landing, self._landing_scratch = None, None
+        self._arrival.set()
+
+    def on_lost(self, peer: Peer, cause: str) -> None:
+        """A connection is gone; the transfer ends with it unless it is committed."""
+        if peer is not self.peer:
+            return
+        self._drop_landing(peer)
+        if not self._committed:
+            self._fate.end("peer_lost", cause, stage="transfer", told=True)
+
+    async def _find_peer(self, deadline: float) -> Peer:
+        source = self._source
+        try:
+            peer = await self._context.endpoint().peer(source.node_id, source.incarnation, source.dial, deadline)
+        except PeerRefused as error:
+            raise JobEnded("peer_refused", str(error)) from error
+        except PeerUnreachable as error:
+            raise JobEnded("peer_unreachable", str(error)) from error
+        if not peer.alive:
+            raise JobEnded("peer_lost", "the connection ended as soon as it was there")
+        return peer
+
+    async def _reserve(self, owner: str, deadline: float) -> tuple[int, ...]:
+        plan = self._incoming.plan
+        count = self._context.geometry.pages_for(plan.start, plan.stop)
+        try:
+            return await self._context.room.acquire(owner, count, deadline)
+        except RoomCrowded as error:
+            raise JobEnded("queue_full", str(error)) from error
+        except RoomTimeout as error:
+            raise JobEnded("deadline", str(error)) from error
+
+    async def _verify_all(self, peer: Peer) -> None:
+        plan, codec, limits = self._incoming.plan, self._incoming.codec, self._context.limits
+        assert codec is not None
+        assert self._table is not None
+        while self._incoming.next_seq < len(plan.pieces):
+            self._arrival.clear()
+            if not self._landed:
+                await self._arrival.wait()
+            batch, size = [], 0
+            while self._landed and size < limits.batch_bytes:
+                batch.append(self._landed.popleft())
+                size += batch[-1].piece.nbytes
+            try:
+                digests = await self._threads.start(check_batch, plan, self._table, self._context.pool, codec, batch)
+            finally:
+                self._drop(peer, batch)
+            for seq, digest in digests:
+                self._incoming.verified(seq, digest)
+            if self._incoming.next_seq - self._acked >= limits.ack_every:
+                self._acked = self._incoming.next_seq
+                peer.send(Ack(self.transfer, self._acked))
+
+    def _drop_landing(self, peer: Peer) -> None:
+        if self._landing_scratch is not None:
+            self._scratch.give(peer, self._landing_scratch.nbytes)
+        self._landing, self._landing_scratch = None, None
+
+    def _drop(self, peer: Peer, batch: Sequence[Landed]) -> None:
+        for landed in batch:
+            if landed.payload is not None:
+                self._scratch.give(peer, landed.payload.nbytes)

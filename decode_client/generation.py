@@ -1,0 +1,172 @@
+"""One request being answered: fetch its KV where there is any to fetch, load it, speak, and give everything back.
+
+The task that runs a ``Generation`` owns its pages. They go back when the engine has copied them, or when the engine,
+the decoding threads and the wire have all let go of them, however the generation ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from decode_client.context import ClientContext
+from decode_client.detokenizer import Detokenizer
+from decode_client.fetch import Fetch
+from decode_client.scratch import Scratch
+from decode_client.speech import Speech
+from engines.protocol import (
+    EngineLost,
+    GenerateCommand,
+    GenerationFinished,
+    JobCancelled,
+    JobEvent,
+    JobFailed,
+    Loaded,
+    Token,
+)
+from engines.running import EngineRun
+from kvcache.control import Finished, GenerateJob
+from kvcache.fate import Ending, JobEnded, JobFate
+from kvcache.plan import TransferPlan, plan_transfer
+from kvcache.threadwork import ThreadWork
+from kvcache.ticket import Ticket
+from kvcache.transfer import TransferViolation
+
+
+class Generation:
+    """``run`` once; frames come in through ``fetch``, ends at any time.
+
+    ``deadline`` and ``fetch_deadline`` are the loop's time; ``ticket`` is the verified one of the order's source.
+    """
+
+    def __init__(
+        self,
+        context: ClientContext,
+        order: GenerateJob,
+        ticket: Ticket | None,
+        scratch: Scratch,
+        deadline: float,
+        fetch_deadline: float,
+    ) -> None:
+        self.job = order.generation
+        self.ticket = ticket
+        self.fate = JobFate("transfer" if ticket is not None else "queue")
+        self.fetch: Fetch | None = None
+        self.cancel_asked = False
+        self.prefilled_tokens = 0
+        self._context = context
+        self._order = order
+        self._scratch = scratch
+        self._deadline = deadline
+        self._fetch_deadline = fetch_deadline
+        self._owner = f"staging:{order.generation}"
+        self._threads = ThreadWork(context.executor)
+        self._run: EngineRun | None = None
+        self._turn = asyncio.Event()
+        sampling = order.sampling
+        detokenizer = Detokenizer(context.tokenizer, order.token_ids, sampling.stop, sampling.include_stop)
+        self._speech = Speech(order.generation, detokenizer, context.report)
+
+    @property
+    def speaking(self) -> bool:
+        """Whether the engine works on it."""
+        return self._run is not None and not self._run.ended
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the engine has not seen it yet."""
+        return self._run is None
+
+    @property
+    def tokens_to_prefill(self) -> int:
+        """Prompt tokens that this node has still to compute itself."""
+        return len(self._order.token_ids) if self.ticket is None and not self._speech.tokens else 0
+
+    async def run(self) -> Ending | None:
+        """Answer to the end; None where it was said well. Nothing is held afterwards."""
+        ending = await self.fate.run(self._work(), self._deadline)
+        self._speech.mute()
+        if self.fetch is not None and ending is not None:
+            self.fetch.abort(ending)
+        if self._run is not None:
+            last = await self._run.stop(self._context.limits.engine_patience_s)
+            if isinstance(last, JobCancelled):
+                self.prefilled_tokens = last.prefilled_tokens
+        await self._threads.settle()
+        if self.fetch is not None:
+            await self.fetch.settle()
+        self._context.room.release(self._owner)
+        return ending
+
+    def cancel(self) -> None:
+        """The gateway no longer wants it."""
+        self.cancel_asked = True
+        self.fate.end("cancelled", "by the gateway")
+
+    async def _work(self) -> None:
+        order = self._order
+        pages: tuple[int, ...] = ()
+        if self.ticket is not None:
+            pages = await self._fetch_kv(self.ticket)
+        engine = self._context.engine()
+        self.fate.stage = "load" if pages else "prefill"
+        if engine is None:
+            raise JobEnded("engine_lost", "the engine is being restarted")
+        loaded = self.ticket.stop if self.ticket is not None else 0
+        command = GenerateCommand(self.job, order.token_ids, loaded, pages, order.sampling)
+        self._run = EngineRun(engine, command, self._on_event)
+        self._run.on_end(self._turn.set)
+        await self._turn.wait()
+        if self._speech.stop_text is None:
+            await self._engine_end(self._run)
+        else:
+            self._finished("stop")
+
+    async def _fetch_kv(self, ticket: Ticket) -> tuple[int, ...]:
+        assert self._order.source is not None
+        layout = self._context.geometry.layout
+        plan: TransferPlan = await self._threads.start(
+            plan_transfer, layout, ticket.start, ticket.stop, ticket.chunk_tokens
+        )
+        try:
+            self.fetch = Fetch(self._context, self._order.source, ticket, plan, self.fate, self._scratch)
+        except TransferViolation as violation:
+            raise JobEnded("bad_ticket", str(violation)) from violation
+        try:
+            async with asyncio.timeout_at(self._fetch_deadline):
+                fetched = await self.fetch.run(self._owner, self._fetch_deadline)
+        except TimeoutError:
+            raise JobEnded("deadline", "the ticket's time is over") from None
+        self._context.report(fetched.report)
+        return fetched.pages
+
+    async def _engine_end(self, run: EngineRun) -> None:
+        try:
+            last = await run.wait()
+        except EngineLost as lost:
+            raise JobEnded("engine_lost", str(lost)) from lost
+        match last:
+            case GenerationFinished(reason=reason):
+                self._finished(reason)
+            case JobFailed(cause=cause, detail=detail):
+                raise JobEnded(cause, detail)
+            case _:
+                raise JobEnded("engine_cancelled", "the engine gave the job up")
+
+    def _finished(self, reason: str) -> None:
+        speech = self._speech
+        speech.finish()
+        if speech.stop_text is not None:
+            reason = "stop"
+        prompt = len(self._order.token_ids)
+        self._context.report(Finished(self.job, reason, prompt, speech.tokens, 0, speech.stop_text))
+
+    def _on_event(self, event: JobEvent) -> None:
+        match event:
+            case Loaded():
+                self._context.room.release(self._owner)
+                self.fate.stage = "decode"
+            case Token() if not self.fate.over:
+                self.fate.stage = "decode"
+                self._speech.say(event)
+                if self._speech.stop_text is not None:
+                    self._turn.set()

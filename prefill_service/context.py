@@ -1,0 +1,49 @@
+"""What every job of the serving side shares with its node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+
+from engines.protocol import Engine
+from kvcache.blocks import PageGeometry
+from kvcache.control import FromNode
+from kvcache.hostpool import HostPool
+from kvcache.room import PageRoom
+from kvcache.transport import KvEndpoint
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceLimits:
+    """Times in seconds. A batch is what one thread encodes at once; ``batches_ahead`` of them wait for the wire."""
+
+    open_wait_s: float = 2.0
+    max_queue: int = 32
+    max_early_opens: int = 64
+    clock_skew_s: float = 2.0
+    batch_bytes: int = 1 << 20
+    batches_ahead: int = 2
+    engine_patience_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceContext:
+    """Handed in by the node. ``engine`` gives the running engine, or None while there is none.
+
+    ``executor`` runs encoders and digests; ``report`` sends to the gateway and never waits; ``chunk_tokens`` and
+    ``fingerprint`` are this node's, and a ticket must name the same.
+    """
+
+    node_id: str
+    incarnation: str
+    fingerprint: str
+    chunk_tokens: int
+    geometry: PageGeometry
+    pool: HostPool
+    room: PageRoom
+    engine: Callable[[], Engine | None]
+    executor: Executor
+    endpoint: Callable[[], KvEndpoint]
+    report: Callable[[FromNode], None]
+    limits: ServiceLimits = field(default_factory=ServiceLimits)

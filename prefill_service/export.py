@@ -1,0 +1,234 @@
+"""One transfer being served: wait for room, compute, announce, send once granted, give everything back at the end.
+
+The task that runs an ``Export`` owns its pages. They go back when the wire, the engine and the encoding threads have
+all let go of them, however the transfer ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from engines.protocol import Exported, JobCancelled, JobEvent, JobFailed, PrefillCommand, PrefillFinished
+from engines.running import EngineRun
+from kvcache.codecs import Codec
+from kvcache.control import PrefillDone, PrefillJob, PrefillStarted
+from kvcache.fate import Ending, JobEnded, JobFate
+from kvcache.plan import plan_transfer
+from kvcache.room import RoomCrowded, RoomTimeout
+from kvcache.threadwork import ThreadWork
+from kvcache.ticket import Ticket
+from kvcache.transfer import OutgoingTransfer, TransferViolation
+from kvcache.transport import Peer, PeerLost, PeerRefused, PeerUnreachable
+from kvcache.wire import Abort, Ack, Grant, Open
+from prefill_service.context import ServiceContext
+from prefill_service.sender import PieceSender
+
+ABORT_DETAIL_CHARS = 200
+
+
+class Export:
+    """``run`` once; frames and ends come in from outside at any time. ``deadline`` is the loop's time."""
+
+    def __init__(
+        self, context: ServiceContext, order: PrefillJob, ticket: Ticket, codec: Codec, deadline: float
+    ) -> None:
+        self.job = ticket.transfer.hex()
+        self.ticket = ticket
+        self.fate = JobFate("queue")
+        self.cancel_asked = False
+        self.computed_tokens = 0
+        self.peer: Peer | None = None
+        self._context = context
+        self._order = order
+        self._codec = codec
+        self._deadline = deadline
+        self._owner = f"export:{self.job}"
+        self._threads = ThreadWork(context.executor)
+        self._outgoing: OutgoingTransfer | None = None
+        self._sender: PieceSender | None = None
+        self._run: EngineRun | None = None
+        self._helpers: list[asyncio.Task[None]] = []
+        self._announced = False
+        self._computed_at: float | None = None
+        self._claimed = asyncio.Event()
+        self._granted = asyncio.Event()
+        self._committed = asyncio.Event()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether it has not begun to compute."""
+        return self._run is None
+
+    @property
+    def computing(self) -> bool:
+        """Whether the engine works on it."""
+        return self._run is not None and not self._run.ended
+
+    @property
+    def tokens_to_compute(self) -> int:
+        """Tokens that the engine has still to do."""
+        return 0 if self._computed_at is not None else self.ticket.stop - self.computed_tokens
+
+    async def run(self) -> Ending | None:
+        """Serve the transfer to its end; None where the other side has committed it. Nothing is held afterwards."""
+        ending = await self.fate.run(self._work(), self._deadline)
+        if ending is not None and self.peer is not None and not ending.told:
+            self.peer.send(Abort(self.ticket.transfer, ending.cause, ending.detail[:ABORT_DETAIL_CHARS]))
+        for helper in self._helpers:
+            helper.cancel()
+        await asyncio.gather(*self._helpers, return_exceptions=True)
+        if self._run is not None:
+            last = await self._run.stop(self._context.limits.engine_patience_s)
+            if isinstance(last, JobCancelled):
+                self.computed_tokens = last.prefilled_tokens
+        await self._threads.settle()
+        self._context.room.release(self._owner)
+        return ending
+
+    def cancel(self) -> None:
+        """The gateway no longer wants it."""
+        self.cancel_asked = True
+        self.fate.end("cancelled", "by the gateway")
+
+    def claim(self, peer: Peer, frame: Open) -> None:
+        """An Open with a valid ticket, from the peer whose key the ticket names. The first one attaches."""
+        if self.fate.over or self.peer is peer:
+            return
+        if self.peer is not None:
+            self.fate.end("violation", "opened again over another connection", stage="transfer")
+            return
+        self.peer = peer
+        if self._codec.name not in frame.codecs:
+            self.fate.end("codec", f"{self._codec.name} was ordered, offered are {frame.codecs}", stage="transfer")
+            return
+        self._claimed.set()
+
+    def on_frame(self, peer: Peer, frame: Grant | Ack | Abort) -> None:
+        """A frame of this transfer. One from anybody but the claimant is ignored."""
+        if peer is not self.peer or self.fate.over:
+            return
+        try:
+            match frame:
+                case Abort(reason=reason, detail=detail):
+                    self.fate.end("aborted", f"{reason}: {detail}", stage="transfer", told=True)
+                case Grant():
+                    if not self._announced:
+                        raise TransferViolation("grant", "came before the Announce")
+                    self._granted.set()
+                case Ack():
+                    if self._outgoing is None:
+                        raise TransferViolation("ack", "came before any data")
+                    self._outgoing.on_ack(frame)
+                    if self._outgoing.committed:
+                        self._committed.set()
+        except TransferViolation as violation:
+            self.fate.end("violation", str(violation), stage="transfer")
+
+    def on_lost(self, peer: Peer, cause: str) -> None:
+        """A connection is gone; this transfer ends with it if it was the one."""
+        if peer is self.peer:
+            self.fate.end("peer_lost", cause, stage="transfer", told=True)
+
+    async def _work(self) -> None:
+        ticket, limits = self.ticket, self._context.limits
+        if self._order.dial is not None:
+            self._helpers.append(asyncio.create_task(self._dial()))
+        layout = self._context.geometry.layout
+        plan = await self._threads.start(plan_transfer, layout, ticket.start, ticket.stop, ticket.chunk_tokens)
+        try:
+            self._outgoing = OutgoingTransfer(plan, ticket)
+        except TransferViolation as violation:
+            raise JobEnded("bad_ticket", str(violation)) from violation
+        pages = await self._reserve()
+        table = self._context.geometry.table(ticket.start, ticket.stop, pages)
+        self._sender = PieceSender(
+            self._outgoing,
+            table,
+            self._context.pool,
+            self._codec,
+            self._threads,
+            batch_bytes=limits.batch_bytes,
+            batches_ahead=limits.batches_ahead,
+        )
+        self._start_engine(pages)
+        await self._claimed.wait()
+        assert self.peer is not None
+        self.peer.send(self._outgoing.announce(self._codec.name))
+        self._announced = True
+        await self._granted.wait()
+        try:
+            await self._sender.run(self.peer)
+        except PeerLost as lost:
+            raise JobEnded("peer_lost", str(lost), stage="transfer") from lost
+        self.peer.send(self._outgoing.manifest(self._lag_s()))
+        await self._committed.wait()
+
+    async def _dial(self) -> None:
+        dial = self._order.dial
+        assert dial is not None
+        try:
+            await self._context.endpoint().peer(dial.node_id, dial.incarnation, dial.address, self._deadline)
+        except PeerRefused as error:
+            self.fate.end("peer_refused", str(error), stage="transfer")
+        except PeerUnreachable as error:
+            self.fate.end("peer_unreachable", str(error), stage="transfer")
+
+    async def _reserve(self) -> tuple[int, ...]:
+        count = self._context.geometry.pages_for(self.ticket.start, self.ticket.stop)
+        try:
+            return await self._context.room.acquire(self._owner, count, self._deadline)
+        except RoomCrowded as error:
+            raise JobEnded("queue_full", str(error)) from error
+        except RoomTimeout as error:
+            raise JobEnded("deadline", str(error)) from error
+
+    def _start_engine(self, pages: tuple[int, ...]) -> None:
+        engine = self._context.engine()
+        if engine is None:
+            raise JobEnded("engine_lost", "the engine is being restarted")
+        tokens = self._order.token_ids[: self.ticket.stop]
+        command = PrefillCommand(self.job, tokens, self.ticket.start, self.ticket.stop, pages, self._order.priority)
+        self._run = EngineRun(engine, command, self._on_event)
+        self.fate.stage = "prefill"
+        self._context.report(PrefillStarted(self.ticket.transfer))
+        self._helpers.append(asyncio.create_task(self._watch_engine(self._run)))
+
+    async def _watch_engine(self, run: EngineRun) -> None:
+        """An engine that is lost or breaks the protocol ends the transfer, whatever the transfer waits for."""
+        try:
+            await run.wait()
+        except Exception as error:
+            self.fate.end("engine_lost", str(error), stage="prefill")
+
+    def _on_event(self, event: JobEvent) -> None:
+        assert self._sender is not None
+        assert self._outgoing is not None
+        match event:
+            case Exported(next_seq=next_seq):
+                self._sender.exported(next_seq)
+                if next_seq:
+                    self.computed_tokens = self._tokens_below(next_seq)
+            case PrefillFinished(compute_s=compute_s):
+                if self._sender.exported_seq != len(self._outgoing.plan.pieces):
+                    raise ValueError(f"engine finished after {self._sender.exported_seq} pieces of the plan")
+                self._computed_at = asyncio.get_running_loop().time()
+                self.computed_tokens = self.ticket.stop
+                if not self.fate.over:
+                    self.fate.stage = "transfer"
+                    self._context.report(PrefillDone(self.ticket.transfer, compute_s, self.ticket.stop))
+            case JobFailed(cause=cause, detail=detail):
+                self.fate.end(cause, detail, stage="prefill")
+            case JobCancelled(prefilled_tokens=prefilled):
+                self.computed_tokens = prefilled
+                self.fate.end("engine_cancelled", "the engine gave the job up", stage="prefill")
+
+    def _tokens_below(self, next_seq: int) -> int:
+        """Tokens computed once the pieces below ``next_seq`` are exported."""
+        assert self._outgoing is not None
+        chunk = self._outgoing.plan.pieces[next_seq - 1].chunk
+        first = self.ticket.start // self.ticket.chunk_tokens
+        return min(self.ticket.stop, (first + chunk) * self.ticket.chunk_tokens)
+
+    def _lag_s(self) -> float:
+        now = asyncio.get_running_loop().time()
+        return now - (self._computed_at if self._computed_at is not None else now)

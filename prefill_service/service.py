@@ -1,0 +1,237 @@
+"""The serving side of transfers: brings the gateway's prefill jobs and the decode nodes' Opens together.
+
+Nothing here computes or waits: each job is an ``Export`` with a task of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvcache import codecs
+from kvcache.codecs import Codec, UnknownCodec
+from kvcache.control import Cancelled, Failed, PrefillJob
+from kvcache.ticket import Ticket, TicketError, claimed_transfer, verify_ticket
+from kvcache.transport import Peer
+from kvcache.wire import Abort, Ack, Grant, Open
+from prefill_service.context import ServiceContext
+from prefill_service.export import Export
+from prefill_service.used import UsedTransfers
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyOpen:
+    """An Open that came before its job, and the timer that refuses it."""
+
+    peer: Peer
+    frame: Open
+    timer: asyncio.TimerHandle
+
+
+class OrderRefused(Exception):
+    """A job that this node will not take."""
+
+    def __init__(self, cause: str, detail: str) -> None:
+        super().__init__(f"{cause}: {detail}")
+        self.cause = cause
+        self.detail = detail
+
+
+class PrefillService:
+    """All transfers that this node serves. ``now`` is Unix time, for tickets."""
+
+    def __init__(self, context: ServiceContext, now: Callable[[], float] = time.time) -> None:
+        self._context = context
+        self._now = now
+        self._ticket_key: bytes | None = None
+        self._used = UsedTransfers()
+        self._exports: dict[bytes, Export] = {}
+        self._early: dict[bytes, EarlyOpen] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def trust(self, ticket_key: bytes) -> None:
+        """Tickets are signed with this key from now on."""
+        self._ticket_key = ticket_key
+
+    @property
+    def queued_jobs(self) -> int:
+        """Jobs that wait for room in the pool."""
+        return sum(export.waiting for export in self._exports.values())
+
+    @property
+    def queued_tokens(self) -> int:
+        """Tokens of all jobs that are still to be computed."""
+        return sum(export.tokens_to_compute for export in self._exports.values())
+
+    @property
+    def running(self) -> int:
+        """Jobs that the engine holds."""
+        return sum(export.computing for export in self._exports.values())
+
+    @property
+    def open_transfers(self) -> int:
+        """Jobs that hold or wait for anything."""
+        return len(self._exports)
+
+    def accept(self, order: PrefillJob) -> None:
+        """Take a job. A repeat of one at hand changes nothing; one that cannot be done is reported Failed at once."""
+        try:
+            ticket = self._verify(order.ticket)
+        except TicketError as error:
+            named = claimed_transfer(order.ticket) or b""
+            self._refuse(named.hex(), "bad_ticket", str(error))
+            return
+        if ticket.transfer in self._exports:
+            return
+        try:
+            codec = self._check(order, ticket)
+        except OrderRefused as refused:
+            self._refuse(ticket.transfer.hex(), refused.cause, refused.detail)
+            return
+        now = self._now()
+        self._used.add(ticket.transfer, ticket.deadline + self._context.limits.clock_skew_s, now)
+        deadline = asyncio.get_running_loop().time() + ticket.deadline - now
+        export = Export(self._context, order, ticket, codec, deadline)
+        self._exports[ticket.transfer] = export
+        task = asyncio.create_task(self._serve(export))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        early = self._early.pop(ticket.transfer, None)
+        if early is not None:
+            early.timer.cancel()
+            self._claim(early.peer, early.frame)
+
+    def cancel(self, job: str) -> bool:
+        """End a job; Cancelled is reported when it holds nothing. False where no such job is at hand."""
+        export = next((e for e in self._exports.values() if e.job == job), None)
+        if export is None:
+            return False
+        export.cancel()
+        return True
+
+    def end_all(self, cause: str, detail: str) -> None:
+        """End every job at hand."""
+        for export in self._exports.values():
+            export.fate.end(cause, detail)
+
+    async def settled(self) -> None:
+        """Return when no job is at hand."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def close(self) -> None:
+        """End everything and wait until nothing is held. Idempotent."""
+        for early in self._early.values():
+            early.timer.cancel()
+        self._early.clear()
+        self.end_all("shutdown", "the prefill node is stopping")
+        await self.settled()
+
+    def on_frame(self, peer: Peer, frame: Open | Grant | Ack | Abort) -> None:
+        """A frame from a decode node."""
+        if isinstance(frame, Open):
+            self._claim(peer, frame)
+            return
+        export = self._exports.get(frame.transfer)
+        if export is not None:
+            export.on_frame(peer, frame)
+        elif isinstance(frame, Abort):
+            self._forget_early(peer, frame.transfer)
+
+    def on_lost(self, peer: Peer, cause: str) -> None:
+        """A connection is gone."""
+        for export in list(self._exports.values()):
+            export.on_lost(peer, cause)
+        for transfer in list(self._early):
+            self._forget_early(peer, transfer)
+
+    def _verify(self, data: bytes) -> Ticket:
+        """The ticket, if it is the gateway's and for this node. Raises TicketError."""
+        if self._ticket_key is None:
+            raise TicketError("signature", "this node has not joined a gateway")
+        ticket = verify_ticket(data, self._ticket_key, self._now(), self._context.limits.clock_skew_s)
+        for field, mine in (
+            ("prefill_node", self._context.node_id),
+            ("prefill_incarnation", self._context.incarnation),
+            ("fingerprint", self._context.fingerprint),
+            ("chunk_tokens", self._context.chunk_tokens),
+        ):
+            if getattr(ticket, field) != mine:
+                raise TicketError(field, f"{getattr(ticket, field)}, this node has {mine}")
+        return ticket
+
+    def _check(self, order: PrefillJob, ticket: Ticket) -> Codec:
+        """The ordered codec. Raises OrderRefused for a job that this node cannot do now."""
+        if ticket.transfer in self._used:
+            raise OrderRefused("ticket_used", "this transfer was served before")
+        if len(order.token_ids) < ticket.stop:
+            raise OrderRefused("bad_order", f"token_ids: {len(order.token_ids)}, the ticket covers {ticket.stop}")
+        pages = self._context.geometry.pages_for(ticket.start, ticket.stop)
+        capacity = self._context.room.pool.capacity
+        if pages > capacity:
+            raise OrderRefused("too_large", f"takes {pages} pages, the pool has {capacity} (--pool-mib)")
+        if self.queued_jobs >= self._context.limits.max_queue:
+            raise OrderRefused("queue_full", f"{self.queued_jobs} jobs wait already")
+        if self._context.engine() is None:
+            raise OrderRefused("engine_lost", "the engine is being restarted")
+        try:
+            return codecs.by_name(order.codec)
+        except UnknownCodec as error:
+            raise OrderRefused("codec", str(error)) from error
+
+    async def _serve(self, export: Export) -> None:
+        ending = await export.run()
+        del self._exports[export.ticket.transfer]
+        if export.cancel_asked:
+            self._context.report(Cancelled(export.job, export.computed_tokens))
+        elif ending is not None:
+            log.info("transfer=%s failed stage=%s cause=%s", export.job, ending.stage, ending.cause)
+            self._context.report(Failed(export.job, ending.stage, ending.cause, ending.detail))
+
+    def _refuse(self, job: str, cause: str, detail: str) -> None:
+        log.warning("job refused transfer=%s cause=%s detail=%r", job, cause, detail)
+        self._context.report(Failed(job, "queue", cause, detail))
+
+    def _claim(self, peer: Peer, frame: Open) -> None:
+        """Attach a peer to the job that its ticket names, wait a little for that job, or say why not."""
+        try:
+            ticket = self._verify(frame.ticket)
+            if ticket.decode_key != peer.identity.public_key:
+                raise TicketError("decode_key", "belongs to another node")
+        except TicketError as error:
+            named = claimed_transfer(frame.ticket)
+            log.warning("open refused peer=%s reason=%r", peer.identity.node_id, str(error))
+            if named is not None:
+                peer.send(Abort(named, "bad_ticket", str(error)))
+            return
+        export = self._exports.get(ticket.transfer)
+        if export is not None:
+            export.claim(peer, frame)
+        elif ticket.transfer in self._used:
+            peer.send(Abort(ticket.transfer, "ticket_used", "this transfer is over"))
+        elif ticket.transfer not in self._early:
+            self._wait_for_job(peer, frame, ticket.transfer)
+
+    def _wait_for_job(self, peer: Peer, frame: Open, transfer: bytes) -> None:
+        limits = self._context.limits
+        if len(self._early) >= limits.max_early_opens:
+            peer.send(Abort(transfer, "busy", "too many transfers wait for their jobs"))
+            return
+        timer = asyncio.get_running_loop().call_later(limits.open_wait_s, self._expire_early, transfer)
+        self._early[transfer] = EarlyOpen(peer, frame, timer)
+
+    def _expire_early(self, transfer: bytes) -> None:
+        early = self._early.pop(transfer)
+        detail = f"no job came within {self._context.limits.open_wait_s} s"
+        early.peer.send(Abort(transfer, "unknown_job", detail))
+
+    def _forget_early(self, peer: Peer, transfer: bytes) -> None:
+        early = self._early.get(transfer)
+        if early is not None and early.peer is peer:
+            early.timer.cancel()
+            del self._early[transfer]

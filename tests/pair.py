@@ -1,0 +1,292 @@
+"""Two nodes without processes: both services over the real transport, fake engines, and a gateway that is the test."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from tokenizers import Tokenizer
+
+from decode_client.client import DecodeClient
+from decode_client.context import ClientContext, ClientLimits
+from kvcache.blocks import PageGeometry, PagePool
+from kvcache.control import (
+    Cancelled,
+    Delta,
+    Failed,
+    Finished,
+    FromNode,
+    GenerateJob,
+    KvAddress,
+    KvPeer,
+    KvSource,
+    PrefillJob,
+    Sampling,
+)
+from kvcache.hostpool import HostPool
+from kvcache.layout import DType, GroupKind, GroupSpec, KVLayout, LayerSpec, TensorSpec
+from kvcache.room import PageRoom
+from kvcache.ticket import Ticket, sign_ticket
+from kvcache.transport import KvEndpoint, LocalIdentity, TransportLimits
+from kvcache.wire import Role
+from node.router import FrameRouter
+from prefill_service.context import ServiceContext, ServiceLimits
+from prefill_service.service import PrefillService
+from tests.fake_engine import FakeEngine
+from tests.models import write_tokenizer
+
+CHUNK = 128
+FINGERPRINT = "f" * 32
+
+T = TypeVar("T", bound=FromNode)
+
+
+def _tensors(*names: str, shape: tuple[int, ...] = (1, 4)) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(name, DType.FLOAT32, shape) for name in names)
+
+
+LAYOUT = KVLayout(
+    (
+        GroupSpec(GroupKind.FULL, (LayerSpec(0, _tensors("k", "v")), LayerSpec(3, _tensors("k", "v")))),
+        GroupSpec(GroupKind.SLIDING, (LayerSpec(1, _tensors("k", "v")),), window=96),
+        GroupSpec(GroupKind.STATE, (LayerSpec(2, _tensors("conv", "recurrent", shape=(3, 500))),)),
+    )
+)
+GEOMETRY = PageGeometry.of(LAYOUT)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Both legs of one attempt."""
+
+    ticket: Ticket
+    prefill: PrefillJob
+    generate: GenerateJob
+
+    @property
+    def transfer(self) -> str:
+        return self.ticket.transfer.hex()
+
+    @property
+    def generation(self) -> str:
+        return self.generate.generation
+
+
+class Side:
+    """One node's two services, its endpoint, its pool and all it told the gateway."""
+
+    def __init__(
+        self, name: str, role: Role, pages: int, tokenizer: Tokenizer, transport: TransportLimits, **limits: float
+    ) -> None:
+        self.name = name
+        self.incarnation = f"{name}-1"
+        self.key = Ed25519PrivateKey.generate()
+        self.public_key = self.key.public_key().public_bytes_raw()
+        self.pool = HostPool.create(GEOMETRY.page_bytes, pages)
+        self.pages = PagePool(pages)
+        self.room = PageRoom(self.pages)
+        self.executor = ThreadPoolExecutor(2)
+        self.engine = FakeEngine(GEOMETRY, self.pool, self.pages, CHUNK)
+        self.engine_present = True
+        self.reports: list[FromNode] = []
+        self.port: int | None = None
+        self._news = asyncio.Event()
+        shared = {
+            "fingerprint": FINGERPRINT,
+            "chunk_tokens": CHUNK,
+            "geometry": GEOMETRY,
+            "pool": self.pool,
+            "room": self.room,
+            "engine": lambda: self.engine if self.engine_present else None,
+            "executor": self.executor,
+            "endpoint": lambda: self.endpoint,
+            "report": self._report,
+        }
+        own = {key: value for key, value in limits.items() if key in ServiceLimits.__dataclass_fields__}
+        self.serving = PrefillService(
+            ServiceContext(node_id=name, incarnation=self.incarnation, limits=ServiceLimits(**own), **shared)
+        )
+        own = {key: value for key, value in limits.items() if key in ClientLimits.__dataclass_fields__}
+        self.asking = DecodeClient(
+            ClientContext(public_key=self.public_key, tokenizer=tokenizer, limits=ClientLimits(**own), **shared)
+        )
+        identity = LocalIdentity(name, self.incarnation, self.key, FINGERPRINT, lambda: role)
+        self.handler = FrameRouter(self.serving, self.asking)
+        self.endpoint = KvEndpoint(identity, self.handler, limits=transport)
+
+    @property
+    def address(self) -> KvAddress | None:
+        return KvAddress("127.0.0.1", self.port) if self.port is not None else None
+
+    def _report(self, message: FromNode) -> None:
+        self.reports.append(message)
+        self._news.set()
+
+    def trust(self, key: bytes) -> None:
+        self.serving.trust(key)
+        self.asking.trust(key)
+
+    async def until(self, condition: Callable[[], T | bool | None], timeout: float = 10.0) -> T:
+        """Wait until ``condition`` is true; looks again after every report and every few milliseconds."""
+        async with asyncio.timeout(timeout):
+            while not (found := condition()):
+                self._news.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.005):
+                        await self._news.wait()
+        return found
+
+    async def told(self, kind: type[T], job: str, timeout: float = 10.0) -> T:
+        """The first message of this kind about ``job``."""
+        names = ("job", "generation", "transfer")
+
+        def find() -> T | None:
+            for message in self.reports:
+                about = [getattr(message, name, None) for name in names]
+                if isinstance(message, kind) and (
+                    job in about or bytes.fromhex(job) in about if _hex(job) else job in about
+                ):
+                    return message
+            return None
+
+        return await self.until(find, timeout)
+
+    async def ended(self, job: str, timeout: float = 10.0) -> Finished | Failed | Cancelled:
+        """How the gateway was told that a job ended."""
+        return await self.told(Finished | Failed | Cancelled, job, timeout)
+
+    def text(self, generation: str) -> str:
+        return "".join(m.text for m in self.reports if isinstance(m, Delta) and m.generation == generation)
+
+    def check_idle(self) -> None:
+        """Nothing is held and nothing went wrong unnoticed."""
+        self.pages.check_integrity()
+        assert self.pages.owners == {}
+        assert self.room.waiting == 0
+        assert self.serving.open_transfers == self.asking.open_transfers == 0
+        assert self.asking._generations == {}
+        assert self.asking._scratch.held_bytes == 0
+        assert self.engine.jobs == set()
+        assert self.engine.faults == []
+
+    async def close(self) -> None:
+        await self.serving.close()
+        await self.asking.close()
+        await self.endpoint.close()
+        await self.engine.close()
+        self.executor.shutdown()
+        self.pool.close()
+
+
+class Pair:
+    """A prefill node and a decode node that trust one gateway key."""
+
+    def __init__(self, prefill: Side, decode: Side) -> None:
+        self.prefill = prefill
+        self.decode = decode
+        self.gateway_key = Ed25519PrivateKey.generate()
+        self._count = 0
+        for side in (prefill, decode):
+            side.trust(self.gateway_key.public_key().public_bytes_raw())
+
+    def job(
+        self,
+        tokens: int = 300,
+        *,
+        seconds: float = 20.0,
+        codec: str = "raw",
+        stop: tuple[str, ...] = (),
+        max_tokens: int = 16,
+        priority: int = 0,
+        ticket_key: Ed25519PrivateKey | None = None,
+        include_stop: bool = False,
+        **changes: object,
+    ) -> Job:
+        """One attempt of a prompt that nobody else has; ``changes`` replace fields of the ticket."""
+        self._count += 1
+        now = time.time()
+        ids = tuple((self._count * 31 + n * 7) % 500 + 4 for n in range(tokens))
+        fields = {
+            "transfer": os.urandom(16),
+            "request_id": f"r{self._count}",
+            "attempt": 1,
+            "prefill_node": self.prefill.name,
+            "prefill_incarnation": self.prefill.incarnation,
+            "decode_key": self.decode.public_key,
+            "fingerprint": FINGERPRINT,
+            "start": 0,
+            "stop": tokens - 1,
+            "chunk_tokens": CHUNK,
+            "byte_cap": LAYOUT.s_kv(tokens - 1),
+            "issued": now,
+            "deadline": now + seconds,
+        }
+        ticket = Ticket(**(fields | changes))
+        signed = sign_ticket(ticket, ticket_key or self.gateway_key)
+        dial = None
+        if self.prefill.address is None:
+            assert self.decode.address is not None
+            dial = KvPeer(self.decode.name, self.decode.incarnation, self.decode.address)
+        source = KvSource(signed, self.prefill.name, self.prefill.incarnation, self.prefill.address)
+        sampling = Sampling(max_tokens=max_tokens, temperature=0.0, stop=stop, include_stop=include_stop)
+        generate = GenerateJob(f"r{self._count}.1", ids, sampling, source, now + seconds)
+        return Job(ticket, PrefillJob(signed, ids, codec, priority, dial), generate)
+
+    def start(self, job: Job) -> None:
+        """Give both legs to their nodes."""
+        self.prefill.serving.accept(job.prefill)
+        self.decode.asking.accept(job.generate)
+
+    async def idle(self, timeout: float = 10.0) -> None:
+        """Wait until both nodes hold nothing, and check that they do."""
+        async with asyncio.timeout(timeout):
+            for side in (self.prefill, self.decode):
+                await side.serving.settled()
+                await side.asking.settled()
+        self.prefill.check_idle()
+        self.decode.check_idle()
+
+
+@contextlib.asynccontextmanager
+async def pair(
+    tokenizer: Tokenizer,
+    *,
+    prefill_pages: int = 64,
+    decode_pages: int = 64,
+    dial: str = "in",
+    transport: TransportLimits | None = None,
+    **limits: float,
+) -> AsyncIterator[Pair]:
+    """Two nodes on the loopback; at the end nothing of them may be left, not even a task."""
+    before = asyncio.all_tasks()
+    transport = transport or TransportLimits()
+    prefill = Side("east", Role.PREFILL, prefill_pages, tokenizer, transport, **limits)
+    decode = Side("west", Role.DECODE, decode_pages, tokenizer, transport, **limits)
+    listening = prefill if dial == "in" else decode
+    listening.port = await listening.endpoint.listen("127.0.0.1", 0)
+    both = Pair(prefill, decode)
+    try:
+        yield both
+        await both.idle()
+    finally:
+        await prefill.close()
+        await decode.close()
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() - before == set()
+
+
+def _hex(job: str) -> bool:
+    return len(job) == 32 and all(c in "0123456789abcdef" for c in job)
+
+
+def tiny_tokenizer(directory) -> Tokenizer:
+    """The tokenizer of the tiny models, without a model."""
+    write_tokenizer(directory)
+    return Tokenizer.from_file(str(directory / "tokenizer.json"))
