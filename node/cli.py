@@ -1,0 +1,155 @@
+"""``prfaas node``: one machine of a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import click
+
+from engines.protocol import EngineLost, Loading
+from kvcache.layout import DType
+from kvcache.transport import InsecureBind
+from kvcache.wire import Role
+from node import config as parsing
+from node.config import ConfigError, NodeConfig, TlsFiles
+from node.control import NodeRefused
+from node.model import NodeModel
+from node.node import Node, embedded_engine
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.option("--role", type=click.Choice(["prefill", "decode"]), required=True, help="What this node does.")
+@click.option("--cluster", required=True, help="The cluster that it belongs to.")
+@click.option("--gateway", required=True, help="The gateway's URL; https off the loopback.")
+@click.option("--model", "model_dir", type=click.Path(file_okay=False, path_type=Path), required=True)
+@click.option("--model-name", help="The name it is served under; default: the directory's.")
+@click.option("--dtype", type=click.Choice([d.value for d in DType]), default=DType.BFLOAT16.value, show_default=True)
+@click.option("--node-id", help="Default: made from host, role and a random part.")
+@click.option("--kv-host", help="Address to bind the KV port to; default 127.0.0.1.")
+@click.option("--kv-port", type=click.IntRange(0, 65535), default=0, show_default=True, help="0 takes a free one.")
+@click.option("--kv-advertise", metavar="HOST:PORT", help="Where peers reach the KV port, if not where it is bound.")
+@click.option("--dial", type=click.Choice(["in", "out"]), help="in: open a KV port; out: only dial, open none.")
+@click.option("--pool-mib", type=click.IntRange(1, 1 << 22), default=512, show_default=True, help="Host pool of KV.")
+@click.option("--threads", type=click.IntRange(1, 1024), default=1, show_default=True, help="Of the engine.")
+@click.option("--chunk-tokens", type=click.IntRange(1, 1 << 20), default=256, show_default=True)
+@click.option("--max-queue", type=click.IntRange(1, 1 << 16), default=32, show_default=True, help="Jobs that may wait.")
+@click.option("--max-running", type=click.IntRange(1, 1 << 12), default=16, show_default=True)
+@click.option("--join-token-file", type=_FILE, help="One line: the token that the gateway expects.")
+@click.option("--gateway-ca", type=_FILE, help="Root of the gateway's certificate, if not a public one.")
+@click.option("--kv-tls-cert", type=_FILE)
+@click.option("--kv-tls-key", type=_FILE)
+@click.option("--kv-tls-ca", type=_FILE, help="Root that KV peers are checked against.")
+def node(
+    role: str,
+    cluster: str,
+    gateway: str,
+    model_dir: Path,
+    model_name: str | None,
+    dtype: str,
+    node_id: str | None,
+    kv_host: str | None,
+    kv_port: int,
+    kv_advertise: str | None,
+    dial: str | None,
+    pool_mib: int,
+    threads: int,
+    chunk_tokens: int,
+    max_queue: int,
+    max_running: int,
+    join_token_file: Path | None,
+    gateway_ca: Path | None,
+    kv_tls_cert: Path | None,
+    kv_tls_key: Path | None,
+    kv_tls_ca: Path | None,
+) -> None:
+    """Run a node of a cluster until SIGTERM or Ctrl-C."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        role_ = Role[role.upper()]
+        port = parsing.kv_port(role_, dial, kv_host, kv_port, kv_advertise)
+        settings = NodeConfig(
+            role=role_,
+            cluster=parsing.name(cluster, "--cluster"),
+            node_id=parsing.name(node_id, "--node-id") if node_id else parsing.default_node_id(role_),
+            stream_url=parsing.stream_url(gateway),
+            gateway_ca=gateway_ca,
+            join_token=parsing.read_secret(join_token_file, "--join-token-file"),
+            model_dir=model_dir,
+            model_name=model_name or model_dir.resolve().name,
+            dtype=DType(dtype),
+            kv_port=port,
+            kv_tls=parsing.check_tls(TlsFiles(kv_tls_cert, kv_tls_key, kv_tls_ca), port),
+            pool_bytes=pool_mib << 20,
+            threads=threads,
+            chunk_tokens=chunk_tokens,
+            max_queue=max_queue,
+            max_running=max_running,
+        )
+        asyncio.run(_run(settings))
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
+    except (NodeRefused, EngineLost, InsecureBind, OSError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+async def _run(config: NodeConfig) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    model = await asyncio.to_thread(NodeModel.read, config.model_dir, config.dtype)
+    node = Node(config, model, embedded_engine(config, _Progress(config.node_id)))
+    try:
+        if not await _unless(stop, node.start()):
+            return
+        announcing = asyncio.create_task(_announce(config, node))
+        try:
+            await node.run(stop)
+        finally:
+            announcing.cancel()
+    finally:
+        await node.close()
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Do ``work``; False where ``stop`` came first and it was given up."""
+    task, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopped.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+    if task.cancelled():
+        return False
+    task.result()
+    return True
+
+
+async def _announce(config: NodeConfig, node: Node) -> None:
+    await node.joined()
+    address = node.kv_address
+    where = f"kv {address.host}:{address.port}" if address is not None else "dials only"
+    role = config.role.name.lower()
+    click.echo(f"prfaas node: {config.node_id} ready ({role}, {config.cluster}, {where})", err=True)
+
+
+class _Progress:
+    """Says on stderr what an engine is loading: every stage once, and every quarter of it."""
+
+    def __init__(self, node_id: str) -> None:
+        self._node_id = node_id
+        self._said = ("", -1)
+
+    def __call__(self, loading: Loading) -> None:
+        step = (loading.stage, int(loading.fraction * 4))
+        if step != self._said:
+            self._said = step
+            click.echo(f"prfaas node: {self._node_id} {loading.stage} {step[1] * 25} %", err=True)

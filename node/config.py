@@ -1,0 +1,165 @@
+"""Everything a node was told at its start, parsed once. Each error names the flag and the cure."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import secrets
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+from kvcache.control import KvAddress
+from kvcache.layout import DType
+from kvcache.wire import Role
+
+STREAM_PATH = "/v1/nodes/stream"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_SCHEMES = {"http": "ws", "ws": "ws", "https": "wss", "wss": "wss"}
+
+
+class ConfigError(ValueError):
+    """A flag whose value cannot work."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files of the KV port. ``cert`` and ``key`` come together; ``ca`` is what peers are checked against."""
+
+    cert: Path | None = None
+    key: Path | None = None
+    ca: Path | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether they allow mutual TLS."""
+        return None not in (self.cert, self.key, self.ca)
+
+
+@dataclass(frozen=True, slots=True)
+class KvPort:
+    """The port that KV peers dial. ``port`` 0 takes a free one; ``advertise`` None advertises what was bound."""
+
+    host: str
+    port: int
+    advertise: KvAddress | None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """One node. ``kv_port`` None opens no port: this node only dials."""
+
+    role: Role
+    cluster: str
+    node_id: str
+    stream_url: str
+    gateway_ca: Path | None
+    join_token: str | None = field(repr=False)
+    model_dir: Path
+    model_name: str
+    dtype: DType
+    kv_port: KvPort | None
+    kv_tls: TlsFiles
+    pool_bytes: int
+    threads: int
+    chunk_tokens: int
+    max_queue: int
+    max_running: int
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` can only mean this machine: a loopback address or the name localhost."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def stream_url(gateway: str) -> str:
+    """The control stream's WebSocket URL at a gateway given as http(s) or ws(s) URL. Raises ConfigError."""
+    parts = urlsplit(gateway)
+    if parts.scheme not in _SCHEMES or not parts.hostname:
+        raise ConfigError(f"--gateway: {gateway!r} is no http or https URL; say for example http://127.0.0.1:8000")
+    if parts.username is not None or parts.query or parts.fragment:
+        raise ConfigError("--gateway: give scheme, host and port only; the join token comes from --join-token-file")
+    scheme = _SCHEMES[parts.scheme]
+    if scheme == "ws" and not is_loopback(parts.hostname):
+        raise ConfigError(
+            f"--gateway: {parts.hostname} is not the loopback, prompts and the join token would cross in the clear; "
+            "use https (and --gateway-ca for a root of your own)"
+        )
+    return urlunsplit((scheme, parts.netloc, parts.path.rstrip("/") + STREAM_PATH, "", ""))
+
+
+def parse_address(text: str, flag: str) -> KvAddress:
+    """HOST:PORT, with IPv6 hosts in brackets. Raises ConfigError."""
+    try:
+        parts = urlsplit(f"//{text}")
+        if parts.hostname and parts.port and parts.netloc == text and "@" not in text:
+            return KvAddress(parts.hostname, parts.port)
+    except ValueError:
+        pass
+    raise ConfigError(f"{flag}: {text!r} is not HOST:PORT")
+
+
+def kv_port(role: Role, dial: str | None, host: str | None, port: int, advertise: str | None) -> KvPort | None:
+    """The port to open, or None for ``dial`` out. Prefill nodes listen unless told otherwise. Raises ConfigError."""
+    if dial is None:
+        dial = "in" if role is Role.PREFILL or host is not None else "out"
+    if dial == "out":
+        if host is not None or port or advertise is not None:
+            raise ConfigError("--dial out opens no port: leave out --kv-host, --kv-port and --kv-advertise")
+        return None
+    bind = host or "127.0.0.1"
+    address = parse_address(advertise, "--kv-advertise") if advertise else None
+    try:
+        anywhere = ipaddress.ip_address(bind).is_unspecified
+    except ValueError:
+        anywhere = False
+    if anywhere and address is None:
+        raise ConfigError(f"--kv-advertise: --kv-host {bind} is no address that a peer can dial; say HOST:PORT to dial")
+    return KvPort(bind, port, address)
+
+
+def check_tls(files: TlsFiles, port: KvPort | None) -> TlsFiles:
+    """Refuse what would put KV on a network in the clear, and files that are not there. Raises ConfigError."""
+    if (files.cert is None) != (files.key is None):
+        raise ConfigError("--kv-tls-cert and --kv-tls-key belong together: give both or neither")
+    if files.cert is not None and files.ca is None:
+        raise ConfigError("--kv-tls-ca: missing; KV peers are checked on both sides, so name the root that signed them")
+    for flag, path in (("--kv-tls-cert", files.cert), ("--kv-tls-key", files.key), ("--kv-tls-ca", files.ca)):
+        if path is not None and not path.is_file():
+            raise ConfigError(f"{flag}: {path} is not a file")
+    if port is not None and not is_loopback(port.host) and not files.complete:
+        raise ConfigError(
+            f"--kv-host: {port.host} is not the loopback; give --kv-tls-cert, --kv-tls-key and --kv-tls-ca, "
+            "or bind 127.0.0.1"
+        )
+    return files
+
+
+def name(value: str, flag: str) -> str:
+    """A name that is safe in a header, a path and a log line. Raises ConfigError."""
+    if not _NAME.fullmatch(value):
+        raise ConfigError(f"{flag}: {value!r} must be 1 to 63 letters, digits, dots, dashes or underscores")
+    return value
+
+
+def default_node_id(role: Role) -> str:
+    """Readable, and different on every start, so that two nodes of one machine never share it."""
+    host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname().split(".")[0]).strip("-")[:32] or "node"
+    return f"{host}-{role.name.lower()}-{secrets.token_hex(3)}"
+
+
+def read_secret(path: Path | None, flag: str) -> str | None:
+    """The one line of a secret's file. Raises ConfigError."""
+    if path is None:
+        return None
+    try:
+        secret = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{flag}: {path} cannot be read: {error}") from error
+    if not secret or not secret.isascii() or not secret.isprintable():
+        raise ConfigError(f"{flag}: {path} must hold one line of printable ASCII")
+    return secret

@@ -1,0 +1,35 @@
+"""What a node must know of its model before an engine has loaded it. Torch-free."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from kvcache.fingerprint import Fingerprint, fingerprint_of
+from kvcache.layout import DType, KVLayout
+from kvcache.layout_configs import layout_from_config
+from node.config import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class NodeModel:
+    """A model directory, read."""
+
+    fingerprint: Fingerprint
+    layout: KVLayout
+    tokenizer: Tokenizer
+
+    @classmethod
+    def read(cls, directory: Path, dtype: DType) -> NodeModel:
+        """Read config.json, tokenizer.json and the safetensors headers. Raises ConfigError naming the cure."""
+        try:
+            config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+            layout = layout_from_config(config, dtype)
+            fingerprint = fingerprint_of(directory, dtype)
+            tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        except Exception as error:  # tokenizers raises bare Exception
+            raise ConfigError(f"--model {directory}: {error}; give a model directory in Hugging Face format") from error
+        return cls(fingerprint, layout, tokenizer)

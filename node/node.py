@@ -1,0 +1,291 @@
+"""The node process: one pool, one KV endpoint, one engine, both sides of a transfer, one stream to the gateway.
+
+It holds both sides whatever its role is. Only the order in which things begin and end is decided here: what uses
+memory ends before the memory does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import PackageNotFoundError, version
+
+from decode_client.client import DecodeClient
+from decode_client.context import ClientContext, ClientLimits
+from engines.process import EngineProcess
+from engines.protocol import Engine, EngineInfo, Loading
+from engines.spec import EngineSpec
+from kvcache.blocks import PageGeometry, PagePool
+from kvcache.control import (
+    Cancel,
+    Cancelled,
+    Drain,
+    Failed,
+    FromNode,
+    GenerateJob,
+    Heartbeat,
+    Join,
+    KvAddress,
+    ModelInfo,
+    PrefillJob,
+    Welcome,
+)
+from kvcache.hostpool import HostPool
+from kvcache.room import PageRoom
+from kvcache.ticket import claimed_transfer
+from kvcache.transport import KvEndpoint, LocalIdentity
+from node.config import ConfigError, NodeConfig
+from node.control import ControlStream
+from node.identity import Identity
+from node.keeper import EngineKeeper
+from node.model import NodeModel
+from node.rates import Rates
+from node.router import FrameRouter
+from node.tls import dialling_context, gateway_context, listening_context
+from prefill_service.context import ServiceContext, ServiceLimits
+from prefill_service.service import PrefillService
+
+log = logging.getLogger(__name__)
+
+BLOCK_TOKENS = 64
+CODEC_THREADS = 2
+
+StartEngine = Callable[[HostPool], Awaitable[Engine]]
+
+
+class Node:
+    """``start``, then ``run`` until it returns, then ``close``."""
+
+    def __init__(self, config: NodeConfig, model: NodeModel, start_engine: StartEngine) -> None:
+        """Takes the pool's memory; nothing runs yet. Raises ConfigError for a pool without a page."""
+        self._config = config
+        self._model = model
+        self._geometry = PageGeometry.of(model.layout, BLOCK_TOKENS)
+        pages = config.pool_bytes // self._geometry.page_bytes
+        if pages < 1:
+            raise ConfigError(f"--pool-mib: too small, one page of this model takes {self._geometry.page_bytes} bytes")
+        self._identity = Identity.fresh(config.node_id)
+        self._fingerprint = model.fingerprint.digest()
+        self._gateway_tls = gateway_context(config.gateway_ca)
+        self._listen_tls = listening_context(config.kv_tls)
+        self._rates = Rates()
+        self._executor = ThreadPoolExecutor(CODEC_THREADS, thread_name_prefix="kv-codec")
+        self._pool = HostPool.create(self._geometry.page_bytes, pages)
+        self._room = PageRoom(PagePool(pages), config.max_queue + config.max_running)
+        self._keeper = EngineKeeper(lambda: start_engine(self._pool), self._beat)
+        self._serving = PrefillService(self._service_context())
+        self._asking = DecodeClient(self._client_context())
+        self._endpoint = KvEndpoint(
+            LocalIdentity(
+                config.node_id, self._identity.incarnation, self._identity.key, self._fingerprint, lambda: config.role
+            ),
+            FrameRouter(self._serving, self._asking),
+            dialling_context(config.kv_tls),
+        )
+        self._control = ControlStream(config.stream_url, self, join_token=config.join_token, tls=self._gateway_tls)
+        self._info: EngineInfo | None = None
+        self._kv_address: KvAddress | None = None
+        self._draining = False
+        self._welcomed = asyncio.Event()
+
+    @property
+    def kv_address(self) -> KvAddress | None:
+        """Where peers reach this node; None while it opens no port."""
+        return self._kv_address
+
+    @property
+    def room(self) -> PageRoom:
+        """Who holds which page."""
+        return self._room
+
+    async def start(self) -> None:
+        """Load the engine and open the KV port. Raises EngineLost, OSError, InsecureBind; ``close`` is due even then."""
+        self._info = (await self._keeper.start()).info
+        self._rates.measured(self._info.prefill_tokens_per_s, self._info.decode_tokens_per_s)
+        port = self._config.kv_port
+        if port is not None:
+            bound = await self._endpoint.listen(port.host, port.port, self._listen_tls)
+            self._kv_address = port.advertise or KvAddress(port.host, bound)
+
+    async def run(self, stop: asyncio.Event, drain_s: float = 2.0) -> None:
+        """Serve the gateway until ``stop``, then finish what can be finished in ``drain_s``. Raises NodeRefused."""
+        tasks = [asyncio.create_task(work) for work in (self._control.run(), self._keeper.run(), self._wait(stop))]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            done.pop().result()
+            await self._drain(drain_s)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def joined(self) -> None:
+        """Return once the gateway has accepted this node for the first time."""
+        await self._welcomed.wait()
+
+    async def close(self) -> None:
+        """End every job, connection, process and mapping, in this order. Idempotent."""
+        await self._serving.close()
+        await self._asking.close()
+        await self._endpoint.close()
+        await self._keeper.close()
+        self._executor.shutdown()
+        self._pool.close()
+
+    # ---- what the control stream asks
+
+    def join(self) -> Join:
+        """Who this node is and what it serves."""
+        assert self._info is not None
+        model = ModelInfo(
+            self._config.model_name,
+            self._model.fingerprint.parts(),
+            self._info.context_tokens,
+            self._info.chunk_tokens,
+            self._info.vocab_size,
+        )
+        return Join(
+            self._identity.node_id,
+            self._identity.incarnation,
+            self._config.cluster,
+            self._config.role,
+            self._identity.public_key,
+            self._kv_address,
+            model,
+            _version(),
+            self._config.max_queue,
+        )
+
+    def heartbeat(self) -> Heartbeat:
+        """Load, room, rates and links as they are now."""
+        pool = self._room.pool
+        return Heartbeat(
+            accepting=self._accepting,
+            queued_jobs=self._serving.queued_jobs + self._asking.queued_jobs,
+            queued_tokens=self._serving.queued_tokens + self._asking.queued_tokens,
+            running=self._serving.running + self._asking.running,
+            pages_total=pool.capacity,
+            pages_free=pool.free_pages,
+            prefill_tokens_per_s=self._rates.prefill,
+            decode_tokens_per_s=self._rates.decode,
+            open_transfers=self._serving.open_transfers + self._asking.open_transfers,
+            detail="draining" if self._draining else self._keeper.detail,
+            links=self._endpoint.links(),
+        )
+
+    def on_welcome(self, welcome: Welcome) -> None:
+        """Trust this gateway's tickets."""
+        self._serving.trust(welcome.ticket_key)
+        self._asking.trust(welcome.ticket_key)
+        self._welcomed.set()
+        log.info("joined gateway cluster=%s incarnation=%s", self._config.cluster, self._identity.incarnation)
+
+    def on_order(self, order: PrefillJob | GenerateJob | Cancel | Drain) -> None:
+        """Do what the gateway says."""
+        match order:
+            case Cancel(job=job):
+                if not self._serving.cancel(job) and not self._asking.cancel(job):
+                    self._report(Cancelled(job))
+            case Drain():
+                self._draining = True
+                self._beat()
+            case PrefillJob() if not self._draining:
+                self._serving.accept(order)
+            case GenerateJob() if not self._draining:
+                self._asking.accept(order)
+            case PrefillJob(ticket=ticket):
+                self._report(Failed((claimed_transfer(ticket) or b"").hex(), "queue", "draining", "takes no new jobs"))
+            case GenerateJob(generation=generation):
+                self._report(Failed(generation, "queue", "draining", "takes no new jobs"))
+
+    def on_disconnected(self, cause: str) -> None:
+        """Without its gateway no job has anybody to answer to."""
+        self._serving.end_all("gateway_lost", cause)
+        self._asking.end_all("gateway_lost", cause)
+
+    # ---- inside
+
+    @property
+    def _accepting(self) -> bool:
+        return self._keeper.engine is not None and not self._draining
+
+    def _beat(self) -> None:
+        self._control.beat_now()
+
+    def _report(self, message: FromNode) -> None:
+        self._rates.observe(message)
+        self._control.send(message)
+
+    async def _wait(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+
+    async def _drain(self, drain_s: float) -> None:
+        self._draining = True
+        self._beat()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(drain_s):
+                await self._serving.settled()
+                await self._asking.settled()
+        await self._serving.close()
+        await self._asking.close()
+        await self._control.flush(0.5)
+
+    def _service_context(self) -> ServiceContext:
+        return ServiceContext(
+            node_id=self._identity.node_id,
+            incarnation=self._identity.incarnation,
+            fingerprint=self._fingerprint,
+            chunk_tokens=self._config.chunk_tokens,
+            geometry=self._geometry,
+            pool=self._pool,
+            room=self._room,
+            engine=lambda: self._keeper.engine,
+            executor=self._executor,
+            endpoint=lambda: self._endpoint,
+            report=self._report,
+            limits=ServiceLimits(max_queue=self._config.max_queue),
+        )
+
+    def _client_context(self) -> ClientContext:
+        return ClientContext(
+            public_key=self._identity.public_key,
+            fingerprint=self._fingerprint,
+            chunk_tokens=self._config.chunk_tokens,
+            geometry=self._geometry,
+            pool=self._pool,
+            room=self._room,
+            engine=lambda: self._keeper.engine,
+            executor=self._executor,
+            endpoint=lambda: self._endpoint,
+            report=self._report,
+            tokenizer=self._model.tokenizer,
+            limits=ClientLimits(max_jobs=self._config.max_queue + self._config.max_running),
+        )
+
+
+def embedded_engine(config: NodeConfig, on_loading: Callable[[Loading], None]) -> StartEngine:
+    """Starts embedded engines for this configuration."""
+    spec = EngineSpec(
+        model_dir=config.model_dir,
+        dtype=config.dtype,
+        block_tokens=BLOCK_TOKENS,
+        chunk_tokens=config.chunk_tokens,
+        threads=config.threads,
+        max_running=config.max_running,
+        max_queue=config.max_queue,
+    )
+
+    async def start(pool: HostPool) -> Engine:
+        return await EngineProcess.start(spec, pool, on_loading)
+
+    return start
+
+
+def _version() -> str:
+    try:
+        return version("prfaas")
+    except PackageNotFoundError:
+        return "unknown"

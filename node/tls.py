@@ -1,0 +1,48 @@
+"""TLS contexts from the operator's files: the KV port and KV dials (mutual), and the control stream's root."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+from node.config import ConfigError, TlsFiles
+
+
+def listening_context(files: TlsFiles) -> ssl.SSLContext | None:
+    """For the KV port: shows this node's certificate and demands one under the same root; None without files."""
+    if not files.complete:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    _load(context, files)
+    return context
+
+
+def dialling_context(files: TlsFiles) -> ssl.SSLContext | None:
+    """For dialling KV ports: checks certificate and host name under the operator's root; None without a root."""
+    if files.ca is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    _load(context, files)
+    return context
+
+
+def gateway_context(ca: Path | None) -> ssl.SSLContext | None:
+    """For the control stream: a root of the operator's own; None leaves the system's roots in force."""
+    if ca is None:
+        return None
+    try:
+        return ssl.create_default_context(cafile=str(ca))
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"--gateway-ca: {ca} cannot be used: {error}") from error
+
+
+def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
+    try:
+        context.load_verify_locations(str(files.ca))
+        if files.cert is not None and files.key is not None:
+            context.load_cert_chain(str(files.cert), str(files.key))
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"--kv-tls-cert, --kv-tls-key, --kv-tls-ca: {error}") from error
