@@ -102,7 +102,7 @@ class Node:
         return self._room
 
     async def start(self) -> None:
-        """Load the engine and open the KV port. Raises EngineLost, OSError, InsecureBind; ``close`` is due even then."""
+        """Load the engine, open the KV port. Raises EngineLost, OSError, InsecureBind; ``close`` is due even then."""
         self._info = (await self._keeper.start()).info
         self._rates.measured(self._info.prefill_tokens_per_s, self._info.decode_tokens_per_s)
         port = self._config.kv_port

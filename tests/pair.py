@@ -133,9 +133,9 @@ class Side:
         self.serving.trust(key)
         self.asking.trust(key)
 
-    async def until(self, condition: Callable[[], T | bool | None], timeout: float = 10.0) -> T:
+    async def until(self, condition: Callable[[], T | bool | None], within: float = 10.0) -> T:
         """Wait until ``condition`` is true; looks again after every report and every few milliseconds."""
-        async with asyncio.timeout(timeout):
+        async with asyncio.timeout(within):
             while not (found := condition()):
                 self._news.clear()
                 with contextlib.suppress(TimeoutError):
@@ -143,24 +143,17 @@ class Side:
                         await self._news.wait()
         return found
 
-    async def told(self, kind: type[T], job: str, timeout: float = 10.0) -> T:
+    async def told(self, kind: type[T], job: str, within: float = 10.0) -> T:
         """The first message of this kind about ``job``."""
-        names = ("job", "generation", "transfer")
 
         def find() -> T | None:
-            for message in self.reports:
-                about = [getattr(message, name, None) for name in names]
-                if isinstance(message, kind) and (
-                    job in about or bytes.fromhex(job) in about if _hex(job) else job in about
-                ):
-                    return message
-            return None
+            return next((m for m in self.reports if isinstance(m, kind) and _about(m) == job), None)
 
-        return await self.until(find, timeout)
+        return await self.until(find, within)
 
-    async def ended(self, job: str, timeout: float = 10.0) -> Finished | Failed | Cancelled:
+    async def ended(self, job: str, within: float = 10.0) -> Finished | Failed | Cancelled:
         """How the gateway was told that a job ended."""
-        return await self.told(Finished | Failed | Cancelled, job, timeout)
+        return await self.told(Finished | Failed | Cancelled, job, within)
 
     def text(self, generation: str) -> str:
         return "".join(m.text for m in self.reports if isinstance(m, Delta) and m.generation == generation)
@@ -244,9 +237,9 @@ class Pair:
         self.prefill.serving.accept(job.prefill)
         self.decode.asking.accept(job.generate)
 
-    async def idle(self, timeout: float = 10.0) -> None:
+    async def idle(self, within: float = 10.0) -> None:
         """Wait until both nodes hold nothing, and check that they do."""
-        async with asyncio.timeout(timeout):
+        async with asyncio.timeout(within):
             for side in (self.prefill, self.decode):
                 await side.serving.settled()
                 await side.asking.settled()
@@ -282,8 +275,10 @@ async def pair(
     assert asyncio.all_tasks() - before == set()
 
 
-def _hex(job: str) -> bool:
-    return len(job) == 32 and all(c in "0123456789abcdef" for c in job)
+def _about(message: FromNode) -> str | None:
+    """The job that a message names."""
+    transfer = getattr(message, "transfer", None)
+    return transfer.hex() if transfer is not None else getattr(message, "job", getattr(message, "generation", None))
 
 
 def tiny_tokenizer(directory) -> Tokenizer:
