@@ -1,0 +1,105 @@
+"""What operator commands share: where the gateway is, calling it, and printing."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+TIMEOUT_S = 15.0
+
+
+class Api:
+    """A gateway's HTTP API; every failure is one line."""
+
+    def __init__(self, url: str, key: str | None, ca: Path | None) -> None:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        try:
+            self._http = httpx.Client(
+                base_url=url, headers=headers, timeout=TIMEOUT_S, verify=str(ca) if ca else True, trust_env=False
+            )
+        except (OSError, ValueError, httpx.InvalidURL) as error:
+            raise click.ClickException(f"--gateway {url}: {error}") from error
+        self._url = url
+
+    def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The JSON answer. Raises ClickException."""
+        try:
+            answer = self._http.request(method, path, json=body)
+            plain: Any = answer.json()
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            raise click.ClickException(f"gateway {self._url}: {error}") from error
+        except ValueError as error:
+            raise click.ClickException(f"gateway {self._url}: the answer is not JSON; is this a gateway?") from error
+        if answer.is_error:
+            message = plain.get("error", {}).get("message") if isinstance(plain, dict) else None
+            raise click.ClickException(message or f"gateway {self._url}: HTTP {answer.status_code}")
+        return dict(plain)
+
+
+def gateway_options(command: F) -> F:
+    """Add ``--gateway``, ``--key``, ``--ca`` and ``--json``; the command gets ``api`` and ``as_json``."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, gateway_url: str, key: str | None, ca: Path | None, **rest: Any) -> Any:
+        return command(*args, api=Api(gateway_url, key, ca), **rest)
+
+    decorated: Any = wrapped
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+        click.option(
+            "--ca", type=click.Path(dir_okay=False, exists=True, path_type=Path), help="PEM root of the gateway."
+        ),
+        click.option("--key", envvar="PRFAAS_KEY", help="API key; also from PRFAAS_KEY."),
+        click.option(
+            "--gateway",
+            "gateway_url",
+            envvar="PRFAAS_GATEWAY",
+            default="http://127.0.0.1:8000",
+            show_default=True,
+            help="URL of the gateway.",
+        ),
+    ):
+        decorated = option(decorated)
+    return decorated  # type: ignore[no-any-return]
+
+
+def print_json(value: Any) -> None:
+    """Indented JSON on stdout."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], empty: str) -> None:
+    """A plain table, or ``empty`` where there is nothing to show."""
+    if not rows:
+        click.echo(empty)
+        return
+    table = Table(*columns, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*("-" if cell is None else str(cell) for cell in row))
+    Console(width=None if Console().is_terminal else 200).print(table)
+
+
+def seconds(value: float | None) -> str | None:
+    """A duration for people."""
+    return None if value is None else f"{value * 1000:.1f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def size(value: float | None) -> str | None:
+    """Bytes for people."""
+    if value is None:
+        return None
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"

@@ -1,0 +1,103 @@
+"""``prfaas explain``: one request's decision and what came of it."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from gateway.commands.client import Api, gateway_options, print_json, print_table, seconds, size
+
+_WHY = {
+    "below_threshold": "no more uncached tokens than the threshold",
+    "above_threshold": "more uncached tokens than the threshold",
+    "hint": "the client asked for it",
+    "nothing_to_prefill": "nothing to prefill",
+    "remote_slower": "above the threshold, but every remote way was predicted slower",
+    "no_remote_cluster": "above the threshold, but no remote cluster could take it",
+    "no_local_prefill_node": "no local prefill node was alive: the decode node prefilled in place",
+    "fallback": "the first way failed",
+    "no_decode_node": "refused: no decode node accepted work",
+    "hinted_cluster_unavailable": "refused: the hinted cluster could not take it",
+    "overloaded": "refused: all nodes were full",
+}
+
+
+@click.command()
+@click.argument("request_id")
+@gateway_options
+def explain(api: Api, as_json: bool, request_id: str) -> None:
+    """Say why request REQUEST_ID (the x-request-id of its answer) was sent where it went."""
+    record = api.call("GET", f"/v1/decisions/{quote(request_id, safe='')}")
+    if as_json:
+        print_json(record)
+        return
+    _decision(record["decision"])
+    if record["fallback_decision"]:
+        click.echo()
+        click.echo("then:")
+        _decision(record["fallback_decision"])
+    click.echo()
+    _attempts(record["attempts"])
+    click.echo(f"outcome {record['outcome']}, first token after {seconds(record['ttft_s']) or '-'}")
+
+
+def _decision(decision: dict[str, Any] | None) -> None:
+    if decision is None:
+        click.echo("refused before it was routed")
+        return
+    request, chosen = decision["facts"]["request"], decision["chosen"]
+    where = "nowhere" if chosen is None else chosen["cluster"] or "in place on the decode node"
+    click.echo(f"{where}: {_WHY.get(decision['reason'], decision['reason'])}")
+    click.echo(
+        f"{request['prompt_tokens']} prompt tokens, threshold {decision['facts']['threshold_tokens']}, "
+        f"{size(request['transfer_bytes'])} of KV"
+    )
+    rows = [
+        (
+            "*" if option == chosen else "",
+            option["cluster"] or "in place",
+            option["prefill_node"],
+            option["decode_node"],
+            option["compute_increment"],
+            size(option["transfer_bytes"]),
+            option["codec"],
+            seconds(option["predicted_ttft_s"]) or "not measured",
+            "yes" if option["allowed"] else "no",
+        )
+        for option in decision["options"]
+    ]
+    columns = ("", "way", "prefill", "decode", "tokens", "KV", "codec", "predicted TTFT", "allowed")
+    print_table(columns, rows, "no options")
+
+
+def _attempts(attempts: list[dict[str, Any]]) -> None:
+    rows = [
+        (
+            one["attempt"],
+            one["cluster"] or "in place",
+            one["prefill_node"],
+            one["decode_node"],
+            one["outcome"],
+            one["cause"],
+            seconds(one.get("prefill_s")),
+            size(one.get("wire_bytes")),
+            seconds(one.get("transfer_s")),
+            seconds(one.get("exposed_s")),
+        )
+        for one in attempts
+    ]
+    columns = (
+        "attempt",
+        "way",
+        "prefill",
+        "decode",
+        "outcome",
+        "cause",
+        "prefill",
+        "on the wire",
+        "transfer",
+        "exposed",
+    )
+    print_table(columns, rows, "no attempts were made")

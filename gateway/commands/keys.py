@@ -1,0 +1,93 @@
+"""``prfaas keys``: over the API of a running gateway, or straight in the state file of one that has no key yet."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from gateway.commands.client import Api, gateway_options, print_json, print_table
+from gateway.config import ConfigError
+from gateway.keys import KeyBook, Role
+from gateway.state import State
+
+_STATE = click.option(
+    "--state",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Work on this state file instead of asking a gateway.",
+)
+
+
+@click.group()
+def keys() -> None:
+    """Create, list and revoke API keys."""
+
+
+@keys.command("create")
+@click.option("--role", type=click.Choice([role.value for role in Role]), required=True)
+@click.option("--name", default="", help="A label for people.")
+@click.option("--route-hint", is_flag=True, help="Let its holder choose where prompts are prefilled.")
+@click.option("--cluster", "clusters", multiple=True, help="Permit only these remote clusters; may be repeated.")
+@_STATE
+@gateway_options
+def create(
+    api: Api, as_json: bool, role: str, name: str, route_hint: bool, clusters: tuple[str, ...], state: Path | None
+) -> None:
+    """Make a key and print it: this is the only time that it can be seen."""
+    if state is None:
+        body = {"role": role, "name": name, "route_hint": route_hint, "clusters": list(clusters) or None}
+        made = api.call("POST", "/v1/keys", body)
+    else:
+        made = _create_in(state, Role(role), name, route_hint, frozenset(clusters) or None)
+    if as_json:
+        print_json(made)
+    else:
+        click.echo(made["key"])
+
+
+@keys.command("list")
+@gateway_options
+def list_keys(api: Api, as_json: bool) -> None:
+    """All keys, without their secrets."""
+    found = api.call("GET", "/v1/keys")
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (
+            one["id"],
+            one["name"],
+            one["role"],
+            "yes" if one["route_hint"] else "no",
+            ", ".join(one["clusters"] or ()) or "all",
+        )
+        for one in found["keys"]
+    ]
+    print_table(("id", "name", "role", "route hints", "clusters"), rows, "no keys: only this machine may call")
+
+
+@keys.command("revoke")
+@click.argument("key_id")
+@gateway_options
+def revoke(api: Api, as_json: bool, key_id: str) -> None:
+    """Make a key worthless at once."""
+    done = api.call("DELETE", f"/v1/keys/{quote(key_id, safe='')}")
+    if as_json:
+        print_json(done)
+    else:
+        click.echo(f"key {key_id} is revoked")
+
+
+def _create_in(file: Path, role: Role, name: str, route_hint: bool, clusters: frozenset[str] | None) -> dict[str, Any]:
+    try:
+        with closing(State(file)) as state:
+            book = KeyBook(state)
+            if not len(book) and role is not Role.ADMIN:
+                raise click.ClickException("--role: the first key must be admin, or nobody could make or revoke keys")
+            key_id, secret = book.create(name, role, route_hint, clusters)
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from error
+    return {"id": key_id, "key": secret, "role": role.value}

@@ -1,0 +1,153 @@
+"""``prfaas clusters``, ``prfaas nodes`` and ``prfaas status``."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from gateway.commands.client import Api, gateway_options, print_json, print_table, seconds, size
+
+
+@click.group()
+def clusters() -> None:
+    """Register, list, drain and remove prefill clusters."""
+
+
+@clusters.command("register")
+@click.argument("name")
+@click.option(
+    "--dial",
+    type=click.Choice(["in", "out"]),
+    default="in",
+    show_default=True,
+    help="Whether its nodes accept KV connections or only dial out.",
+)
+@gateway_options
+def register(api: Api, as_json: bool, name: str, dial: str) -> None:
+    """Let nodes of cluster NAME join."""
+    _say(api.call("POST", "/v1/clusters", {"name": name, "dial": dial}), as_json)
+
+
+@clusters.command("list")
+@gateway_options
+def list_clusters(api: Api, as_json: bool) -> None:
+    """All clusters and what was learnt of the way from each."""
+    found = api.call("GET", "/v1/clusters")
+    if as_json:
+        print_json(found)
+        return
+    _cluster_table(found["clusters"])
+
+
+@clusters.command("show")
+@click.argument("name")
+@gateway_options
+def show(api: Api, as_json: bool, name: str) -> None:
+    """One cluster and its nodes."""
+    found = api.call("GET", f"/v1/clusters/{quote(name, safe='')}")
+    found["node_list"] = api.call("GET", f"/v1/clusters/{quote(name, safe='')}/nodes")["nodes"]
+    if as_json:
+        print_json(found)
+        return
+    _cluster_table([found])
+    click.echo()
+    _node_table(found["node_list"])
+
+
+@clusters.command("drain")
+@click.argument("name")
+@gateway_options
+def drain(api: Api, as_json: bool, name: str) -> None:
+    """Send cluster NAME no new work; what it has, it finishes."""
+    _say(api.call("POST", f"/v1/clusters/{quote(name, safe='')}/drain"), as_json)
+
+
+@clusters.command("resume")
+@click.argument("name")
+@gateway_options
+def resume(api: Api, as_json: bool, name: str) -> None:
+    """Send a drained cluster work again."""
+    _say(api.call("POST", f"/v1/clusters/{quote(name, safe='')}/resume"), as_json)
+
+
+@clusters.command("remove")
+@click.argument("name")
+@gateway_options
+def remove(api: Api, as_json: bool, name: str) -> None:
+    """Dismiss the nodes of cluster NAME and let none join."""
+    _say(api.call("DELETE", f"/v1/clusters/{quote(name, safe='')}"), as_json)
+
+
+@click.group()
+def nodes() -> None:
+    """List the nodes that have joined."""
+
+
+@nodes.command("list")
+@gateway_options
+def list_nodes(api: Api, as_json: bool) -> None:
+    """All joined nodes."""
+    found = api.call("GET", "/v1/nodes")
+    if as_json:
+        print_json(found)
+        return
+    _node_table(found["nodes"])
+
+
+@click.command()
+@gateway_options
+def status(api: Api, as_json: bool) -> None:
+    """Show whether a gateway can serve, and what it has."""
+    found = api.call("GET", "/v1/status")
+    if as_json:
+        print_json(found)
+        return
+    click.echo("ready" if found["ready"] else f"not ready: {found['reason']}")
+    model = found["model"]
+    click.echo(f"model {model['id']}, context {model['max_model_len']} tokens")
+    click.echo(f"threshold {found['threshold_tokens']} tokens, fallback {found['fallback']}")
+    click.echo(f"{found['prefill_nodes']} prefill and {found['decode_nodes']} decode nodes")
+    click.echo()
+    _cluster_table(found["clusters"])
+
+
+def _say(cluster: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(cluster)
+    else:
+        click.echo(f"cluster {cluster['name']} is {cluster['state']}, dial {cluster['dial']}, {cluster['nodes']} nodes")
+
+
+def _cluster_table(found: list[dict[str, Any]]) -> None:
+    rows = []
+    for one in found:
+        link = one["link"]
+        rate = size(link["bytes_per_s"])
+        kind = "local" if one["local"] else "remote"
+        nodes = f"{one['accepting']}/{one['nodes']}"
+        rows.append((one["name"], kind, one["state"], one["dial"], nodes, rate and f"{rate}/s", seconds(link["rtt_s"])))
+    print_table(("cluster", "kind", "state", "dial", "accepting", "link", "rtt"), rows, "no clusters")
+
+
+def _node_table(found: list[dict[str, Any]]) -> None:
+    rows = []
+    for one in found:
+        speed, beat = one["prefill_tokens_per_s"], one["heartbeat"] or {}
+        pages = f"{beat['pages_free']}/{beat['pages_total']}" if beat else None
+        word = "accepting" if one["accepting"] else beat.get("detail") or "not accepting"
+        rows.append(
+            (
+                one["node_id"],
+                one["cluster"],
+                one["role"],
+                word,
+                one["jobs"],
+                one["queued_tokens"],
+                pages,
+                speed and f"{speed:.0f}",
+            )
+        )
+    columns = ("node", "cluster", "role", "state", "jobs", "queued tokens", "pages free", "prefill tokens/s")
+    print_table(columns, rows, "no nodes have joined")

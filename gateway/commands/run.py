@@ -1,0 +1,102 @@
+"""``prfaas gateway``."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import click
+
+from gateway.config import ConfigError, FallbackPolicy, GatewayConfig
+from kvcache.layout import DType
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.option("--model", type=click.Path(file_okay=False, path_type=Path), required=True, help="Model directory.")
+@click.option("--model-name", help="Name that clients use; by default the directory's.")
+@click.option("--dtype", type=click.Choice([d.value for d in DType]), default=DType.BFLOAT16.value, show_default=True)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to bind.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
+@click.option("--local-cluster", default="local", show_default=True, help="Name of the cluster that decodes.")
+@click.option(
+    "--threshold",
+    type=click.IntRange(0),
+    default=1024,
+    show_default=True,
+    help="Uncached tokens above which a prompt is prefilled remotely.",
+)
+@click.option(
+    "--fallback",
+    type=click.Choice([f.value for f in FallbackPolicy]),
+    default="local",
+    show_default=True,
+    help="When the first way fails: prefill at home, or answer 503.",
+)
+@click.option(
+    "--state", type=_FILE, help="SQLite file for keys, clusters and decisions; without it they live in memory."
+)
+@click.option("--chat-template", type=_FILE, help="Jinja chat template; by default the model's own.")
+@click.option("--tls-cert", type=_FILE, help="PEM certificate; needed off the loopback.")
+@click.option("--tls-key", type=_FILE, help="PEM private key of --tls-cert.")
+@click.option(
+    "--join-token-file", type=_FILE, help="File with the token that nodes must show; needed off the loopback."
+)
+@click.option(
+    "--request-timeout",
+    type=click.FloatRange(0, 86400, min_open=True),
+    default=1800.0,
+    show_default=True,
+    help="Seconds for a whole request.",
+)
+@click.option("--max-body-mib", type=click.IntRange(1), default=16, show_default=True, help="Largest request body.")
+def gateway(
+    model: Path,
+    model_name: str | None,
+    dtype: str,
+    host: str,
+    port: int,
+    local_cluster: str,
+    threshold: int,
+    fallback: str,
+    state: Path | None,
+    chat_template: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    join_token_file: Path | None,
+    request_timeout: float,
+    max_body_mib: int,
+) -> None:
+    """Run a gateway: the OpenAI-compatible front door of one local cluster and any number of remote ones."""
+    from gateway.serve import serve
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        config = GatewayConfig(
+            model_dir=model,
+            model_name=model_name or model.resolve().name,
+            dtype=DType(dtype),
+            host=host,
+            port=port,
+            local_cluster=local_cluster,
+            threshold_tokens=threshold,
+            fallback=FallbackPolicy(fallback),
+            state_file=state,
+            chat_template=chat_template,
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+            join_token=None if join_token_file is None else _token(join_token_file),
+            request_timeout_s=request_timeout,
+            max_body_bytes=max_body_mib << 20,
+        )
+        serve(config)
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _token(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--join-token-file {file}: {error}") from error
