@@ -24,16 +24,32 @@ class TokenText:
         self._stream = DecodeStream(skip_special_tokens=True)
         self._certain: list[int] = []
         self._pending: list[int] = []
+        self._said_before = ""
         for token_id in context[-CONTEXT_TOKENS:]:
-            self.step(token_id)
+            self._step(token_id)
+        if self._pending:
+            self._said_before = tokenizer.decode(self._pending, skip_special_tokens=True)
 
     def step(self, token_id: int) -> str:
         """The text that became certain with this token; "" inside a character of several tokens."""
+        return self._new(self._step(token_id))
+
+    def flush(self) -> str:
+        """What the last tokens say although their last character is incomplete; after it, nothing is pending."""
+        return self._new(self._flush())
+
+    def _new(self, text: str) -> str:
+        """``text`` less the context's own incomplete bytes, unless a new token completed them to a character."""
+        if text:
+            text, self._said_before = text.removeprefix(self._said_before), ""
+        return text
+
+    def _step(self, token_id: int) -> str:
         self._pending.append(token_id)
         try:
             text = self._stream.step(self._tokenizer, token_id)
         except Exception:  # the library raises bare Exception where bytes that are no text change what came before
-            text = self.flush()
+            text = self._flush()
             self._stream = DecodeStream(skip_special_tokens=True)
             return text
         if text is None:
@@ -41,8 +57,7 @@ class TokenText:
         self._certain, self._pending = self._pending, []
         return text
 
-    def flush(self) -> str:
-        """What the last tokens say although their last character is incomplete; after it, nothing is pending."""
+    def _flush(self) -> str:
         pending, self._pending = self._pending, []
         if not pending:
             return ""

@@ -1,4 +1,6 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from decode_client.detokenizer import Detokenizer, StopFinder, TokenText
@@ -115,3 +117,24 @@ def test_finish_shows_what_was_held_back(tokenizer):
     shown = "".join(detokenizer.step(i).text for i in tokenizer.encode("the cat").ids)
     assert shown == "the "
     assert detokenizer.finish().text == "cat"
+
+
+@given(st.lists(st.integers(4, 299), max_size=12), st.lists(st.integers(0, 299), min_size=1, max_size=24))
+def test_any_tokens_say_what_they_add_to_the_prompts_text(tokenizer, context, said):
+    text = TokenText(tokenizer, context)
+    shown = "".join(text.step(i) for i in said) + text.flush()
+    before = tokenizer.decode(context)
+    if not before.endswith("\N{REPLACEMENT CHARACTER}"):
+        assert before + shown == tokenizer.decode(context + said)
+
+
+def test_a_character_that_the_prompt_left_open_is_shown_once_and_whole(tokenizer):
+    ids = tokenizer.encode("😀").ids
+    text = TokenText(tokenizer, ids[:-1])
+    assert text.step(ids[-1]) == "😀"
+
+
+def test_bytes_that_the_prompt_left_open_are_not_said_again(tokenizer):
+    ids = tokenizer.encode("😀").ids
+    text = TokenText(tokenizer, ids[:-1])
+    assert "".join(text.step(i) for i in tokenizer.encode("hat").ids) == "hat"
