@@ -8,21 +8,21 @@ when their buffer is full.
 from __future__ import annotations
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin, LinearAttentionLayer
 
 from kvcache.layout import DType, GroupKind, KVLayout, TensorSpec
 
 TORCH_DTYPES = {DType.FLOAT32: torch.float32, DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
 
 
-class TokenLayer(CacheLayerMixin):
+class TokenLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """Keys and values of one request in one attention layer; ``window`` W keeps the last W - 1 tokens.
 
     ``length`` counts all tokens seen; buffers hold rows for tokens [``base``, ``length``), shape (rows, heads, dim).
     """
 
     def __init__(self, key: TensorSpec, value: TensorSpec, window: int | None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.is_sliding = window is not None
         self.window = window
         self.base = 0
@@ -99,7 +99,6 @@ class StateLayer(LinearAttentionLayer):
 
     def __init__(self, conv: torch.Tensor, recurrent: torch.Tensor) -> None:
         super().__init__()
-        self.dtype, self.device = conv.dtype, conv.device
         self.conv_states[0], self.recurrent_states[0] = conv, recurrent
         self.conv_kernel_size[0] = conv.shape[-1]
         self.is_conv_states_initialized[0] = self.is_recurrent_states_initialized[0] = True
@@ -114,13 +113,15 @@ class StateLayer(LinearAttentionLayer):
         return cls(conv_zeros, recurrent_zeros)
 
     def state(self, tensor: int) -> torch.Tensor:
-        """The state itself, shape as in the layout; tensor 0 is the convolution's. Changes in place with every step."""
-        return (self.conv_states, self.recurrent_states)[tensor][0][0]
+        """(1, *shape in the layout); tensor 0 is the convolution's, 1 the recurrent one. Steps change it in place."""
+        held = (self.conv_states, self.recurrent_states)[tensor][0]
+        assert held is not None
+        return held
 
 
 def empty_cache(layout: KVLayout) -> Cache:
     """A cache of no tokens for one request."""
-    layers: dict[int, CacheLayerMixin | LinearAttentionLayer] = {}
+    layers: dict[int, CacheLayerMixin | LinearAttentionCacheLayerMixin] = {}
     for group in layout.groups:
         for layer in group.layers:
             first, second = layer.tensors

@@ -96,7 +96,7 @@ def load(spec: EngineSpec, config: Mapping[str, Any]) -> LanguageModel:
         raise ValueError(f"chunk_tokens must be a multiple of 64 for {architecture}, got {spec.chunk_tokens}")
     model = AutoModelForCausalLM.from_pretrained(
         spec.model_dir, dtype=TORCH_DTYPES[spec.dtype], local_files_only=True, use_safetensors=True
-    ).eval()
+    )
     _check_layout(layout, model)
     model.set_attn_implementation(attention.register())
     return LanguageModel(model, layout)
@@ -112,17 +112,14 @@ def _check_layout(layout: KVLayout, model: PreTrainedModel) -> None:
     if len(expected) != len(cache.layers):
         raise ValueError(f"the layout knows {len(expected)} layers, the model's cache has {len(cache.layers)}")
     for (index, kind), (layer, group) in expected.items():
-        held = cache.layers[index]
+        held: Any = cache.layers[index]
         if kind is GroupKind.STATE:
-            tensors = [held.conv_states[0][0], held.recurrent_states[0][0]]
+            found = [(tuple(state[0].shape[1:]), state[0].dtype) for state in (held.conv_states, held.recurrent_states)]
         else:
-            tensors = [held.keys[0].transpose(0, 1), held.values[0].transpose(0, 1)]
-        skip = 0 if kind is GroupKind.STATE else 1
-        found = [(tuple(tensor.shape[skip:]), tensor.dtype) for tensor in tensors]
+            found = [((t.shape[1], t.shape[3]), t.dtype) for t in (held.keys, held.values)]
         wanted = [(spec.shape, TORCH_DTYPES[spec.dtype]) for spec in layer.tensors]
         window = getattr(held, "sliding_window", None)
-        if found != wanted or window != group.window:
+        if (found, window) != (wanted, group.window):
             raise ValueError(
-                f"layer {index}: the layout says {wanted} window {group.window}, "
-                f"the model caches {found} window {window}"
+                f"layer {index}: the layout says {wanted}, window {group.window}; the model {found}, window {window}"
             )

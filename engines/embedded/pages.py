@@ -95,6 +95,7 @@ def load(cache: Cache, table: PageTable, memory: PageMemory) -> None:
                 if isinstance(held, StateLayer):
                     target, piece = held.state(t), Piece(0, g, n, t, stop, stop, 0, spec.nbytes)
                 else:
+                    assert isinstance(held, TokenLayer)
                     target = held.tokens(t, first, stop)
                     piece = Piece(0, g, n, t, first, stop, 0, spec.nbytes * (stop - first))
                 memory.read(table.extents(piece), target)

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin
 
 from engines.embedded.cache import StateLayer, TokenLayer
 
 
-class RaggedLayer(CacheLayerMixin):
+class RaggedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One attention layer of a batch of requests."""
 
     def __init__(self, rows: Sequence[TokenLayer]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.rows = rows
         self.is_sliding = rows[0].is_sliding
         self.is_initialized = True
@@ -49,16 +49,17 @@ class RaggedLayer(CacheLayerMixin):
 
 def join(caches: Sequence[Cache]) -> Cache:
     """One cache over the caches of several requests, for steps of one token. Steps advance the requests' own caches."""
-    layers: list[CacheLayerMixin | StateLayer] = []
-    for rows in zip(*(cache.layers for cache in caches), strict=True):
-        if isinstance(rows[0], TokenLayer):
-            layers.append(RaggedLayer(rows))
-            continue
-        batch = StateLayer(
-            torch.cat([row.conv_states[0] for row in rows]), torch.cat([row.recurrent_states[0] for row in rows])
-        )
-        for i, row in enumerate(rows):
-            row.conv_states[0] = batch.conv_states[0][i : i + 1]
-            row.recurrent_states[0] = batch.recurrent_states[0][i : i + 1]
-        layers.append(batch)
+    layers: list[CacheLayerMixin | LinearAttentionCacheLayerMixin] = []
+    for held in zip(*(cache.layers for cache in caches), strict=True):
+        tokens = [row for row in held if isinstance(row, TokenLayer)]
+        states = [row for row in held if isinstance(row, StateLayer)]
+        layers.append(RaggedLayer(tokens) if tokens else _join_states(states))
     return Cache(layers=layers)
+
+
+def _join_states(rows: Sequence[StateLayer]) -> StateLayer:
+    batch = StateLayer(torch.cat([row.state(0) for row in rows]), torch.cat([row.state(1) for row in rows]))
+    for i, row in enumerate(rows):
+        row.conv_states[0] = batch.state(0)[i : i + 1]
+        row.recurrent_states[0] = batch.state(1)[i : i + 1]
+    return batch
