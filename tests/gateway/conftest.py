@@ -23,7 +23,9 @@ from kvcache.wire import Role
 from tests.gateway.fakes import FakeNode
 from tests.models import CONTEXT, VOCAB, write_tokenizer
 
-TEMPLATE = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+)
 
 
 @pytest.fixture(scope="session")

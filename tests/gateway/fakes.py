@@ -111,8 +111,8 @@ class FakeNode:
         await self.ws.send(control.encode(message))
 
     async def heartbeat(self, accepting: bool = True, **figures: Any) -> None:
-        plain = dict(queued_jobs=0, queued_tokens=0, running=0, pages_total=100, pages_free=60)
-        plain |= dict(prefill_tokens_per_s=self.speed, decode_tokens_per_s=30.0, open_transfers=0) | figures
+        plain = {"queued_jobs": 0, "queued_tokens": 0, "running": 0, "pages_total": 100, "pages_free": 60}
+        plain |= {"prefill_tokens_per_s": self.speed, "decode_tokens_per_s": 30.0, "open_transfers": 0} | figures
         await self.send(Heartbeat(accepting=accepting, **plain))
 
     async def stop(self) -> None:
@@ -150,7 +150,9 @@ class FakeNode:
                 ticket = self._check_ticket(order.ticket)
                 self._check(ticket.prefill_node == self.name, "a ticket for another node")
                 self._check(ticket.prefill_incarnation == self.join.incarnation, "a ticket for another incarnation")
-                self._check(ticket.stop == len(order.token_ids) - 1, "a range that is not the prompt less its last token")
+                self._check(
+                    ticket.stop == len(order.token_ids) - 1, "a range that is not the prompt less its last token"
+                )
                 self._check((order.dial is None) == (self.join.kv_address is not None), "the wrong side would dial")
                 self._run(ticket.transfer.hex(), self.on_prefill(self, order))
             case GenerateJob():

@@ -1,0 +1,68 @@
+"""Estimators: what a node claims counts only until something was seen, and a starved link is not called slow."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.speeds import LinkSpeed, PrefillSpeed
+
+
+def test_a_node_is_unmeasured_until_it_claims_or_shows_a_speed() -> None:
+    speed = PrefillSpeed()
+    assert speed.tokens_per_s is None
+    speed.claim(0.0)
+    assert speed.tokens_per_s is None
+    speed.claim(500.0)
+    assert speed.tokens_per_s == 500.0
+
+
+def test_what_was_observed_outweighs_every_later_claim() -> None:
+    speed = PrefillSpeed()
+    speed.observe(1000, 10.0)
+    speed.claim(1e6)
+    assert speed.tokens_per_s == pytest.approx(100.0)
+
+
+@given(st.lists(st.tuples(st.integers(1, 10**6), st.floats(1e-3, 1e3)), min_size=1, max_size=30))
+def test_the_learnt_speed_stays_within_what_was_seen(samples: list[tuple[int, float]]) -> None:
+    speed = PrefillSpeed()
+    for tokens, seconds in samples:
+        speed.observe(tokens, seconds)
+    rates = [tokens / seconds for tokens, seconds in samples]
+    assert speed.tokens_per_s is not None
+    assert min(rates) * 0.999 <= speed.tokens_per_s <= max(rates) * 1.001
+
+
+def test_events_without_tokens_or_time_teach_nothing() -> None:
+    speed, link = PrefillSpeed(), LinkSpeed()
+    speed.observe(0, 1.0)
+    speed.observe(10, 0.0)
+    link.observe(0, 0, 0.0, 0.0)
+    link.observe_rtt(0.0)
+    assert speed.tokens_per_s is None
+    assert link.facts().bytes_per_s is None
+    assert link.facts().rtt_s is None
+    assert link.facts().wire_ratio is None
+
+
+def test_a_transfer_that_waited_for_its_engine_does_not_lower_the_rate_but_a_bare_one_does() -> None:
+    link = LinkSpeed()
+    link.observe(2000, 1000, 1.0, 1.0)
+    link.observe(2000, 1000, 100.0, 0.1)
+    assert link.facts().bytes_per_s == pytest.approx(1000.0)
+    link.observe(2000, 1000, 100.0, 100.0)
+    assert link.facts().bytes_per_s == pytest.approx(1000.0 - 0.3 * 990.0)
+    assert link.facts().wire_ratio == pytest.approx(0.5)
+
+
+@given(st.lists(st.integers(0, 10**9), max_size=20))
+def test_queued_bytes_return_to_zero_when_every_transfer_has_ended(sizes: list[int]) -> None:
+    link = LinkSpeed()
+    for nbytes in sizes:
+        link.started(nbytes)
+    assert link.facts().queued_bytes == sum(sizes)
+    for nbytes in reversed(sizes):
+        link.ended(nbytes)
+    assert link.facts().queued_bytes == 0
