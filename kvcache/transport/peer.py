@@ -193,24 +193,20 @@ class Peer:
 
     def _read(self) -> None:
         """Deliver the frames at hand, then read more, for one turn of the loop."""
-        budget = _TURN_BYTES
+        turn = 0
         try:
             while self._deliver_frames():
-                if budget <= 0:
+                if turn >= _TURN_BYTES:
                     if self._channel.buffered:
                         self._loop.call_soon(self._read)
-                    return
+                    break
                 count = self._channel.receive(self._parser.get_buffers())
                 if count is None:
-                    return
+                    break
                 if count == 0:
                     self._end("closed by the peer")
                     return
-                budget -= count
-                now = self._loop.time()
-                self._received += count
-                self._liveness.heard(now)
-                self._meter.add(count, now)
+                turn += count
                 self._parser.buffer_updated(count)
         except WireError as error:
             self.close(f"sent what is no frame: {error}")
@@ -219,6 +215,11 @@ class Peer:
         except Exception as error:
             logger.exception("event=kv_handler_failed peer=%s", self.identity.node_id)
             self.close(f"handler failed: {type(error).__name__}")
+        if turn:
+            now = self._loop.time()
+            self._received += turn
+            self._liveness.heard(now)
+            self._meter.add(turn, now)
 
     def _deliver_frames(self) -> bool:
         """Hand over all whole frames; False where reading must stop."""
