@@ -106,7 +106,7 @@ class Stage:
 
     async def until(self, condition: Callable[[], Any], timeout_s: float = 5.0) -> None:
         async with asyncio.timeout(timeout_s):
-            while not condition():
+            while not condition():  # noqa: ASYNC110 (it polls state that has no event)
                 await asyncio.sleep(0.005)
 
     async def close(self) -> None:
@@ -120,7 +120,7 @@ Open = Callable[..., Awaitable[Stage]]
 
 @pytest.fixture
 async def stage(config: GatewayConfig, model: ServedModel, info: ModelInfo) -> AsyncIterator[Open]:
-    """``await stage(fallback=...)`` opens a gateway with changed configuration; all is checked and closed at the end."""
+    """``await stage(fallback=...)`` opens a gateway; at the end all is checked and closed."""
     opened: list[tuple[Stage, uvicorn.Server, asyncio.Task[None], Gateway]] = []
 
     async def start(**changes: Any) -> Stage:
@@ -130,7 +130,7 @@ async def stage(config: GatewayConfig, model: ServedModel, info: ModelInfo) -> A
             uvicorn.Config(gateway, port=0, log_config=None, access_log=False, timeout_graceful_shutdown=1)
         )
         task = asyncio.create_task(server._serve())
-        while not server.started:
+        while not server.started:  # noqa: ASYNC110 (uvicorn offers no event)
             await asyncio.sleep(0.005)
         port = server.servers[0].sockets[0].getsockname()[1]
         one = Stage(gateway, f"http://127.0.0.1:{port}", info)
