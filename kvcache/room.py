@@ -80,6 +80,8 @@ class PageRoom:
         self._serve()
 
     def _serve(self) -> None:
-        while self._waiters and self._waiters[0].count <= self.pool.free_pages:
+        """Grant from the front. A waiter whose call was cancelled this very turn stands there still: skip it."""
+        while self._waiters and (self._waiters[0].pages.done() or self._waiters[0].count <= self.pool.free_pages):
             waiter = self._waiters.popleft()
-            waiter.pages.set_result(self.pool.allocate(waiter.owner, waiter.count))
+            if not waiter.pages.done():
+                waiter.pages.set_result(self.pool.allocate(waiter.owner, waiter.count))

@@ -95,6 +95,18 @@ async def test_a_cancel_that_meets_the_grant_gives_the_pages_back() -> None:
     assert room.pool.free_pages == 4
 
 
+async def test_a_release_in_the_turn_of_a_cancel_passes_the_cancelled_one_over() -> None:
+    room = PageRoom(PagePool(2))
+    await room.acquire("holder", 2, soon())
+    cancelled, waiter = await waiting(room, "cancelled", 1), await waiting(room, "waiter", 2)
+    cancelled.cancel()
+    room.release("holder")
+    assert len(await waiter) == 2
+    await asyncio.gather(cancelled, return_exceptions=True)
+    assert room.pool.owners == {"waiter": 2}
+    assert room.waiting == 0
+
+
 @pytest.mark.parametrize("count", [0, -1, 5])
 async def test_what_can_never_fit_is_refused_at_once(count: int) -> None:
     with pytest.raises(ValueError, match="can never be granted from a pool of 4"):
