@@ -26,6 +26,7 @@ from scheduler.decision import Option
 from scheduler.speeds import LinkSpeed
 
 MAX_UNREAD_DELTAS = 8192
+HEARSAY_S = 0.5
 
 
 class AttemptFailed(Exception):
@@ -76,6 +77,7 @@ class Attempt:
         self._queued_bytes = 0
         self._closed = False
         self._finished = False
+        self._hearsay = False
         self._outcome: tuple[str, str | None] = ("running", None)
         self._dispatched_at = time.time()
         self._figures: dict[str, Any] = {}
@@ -145,7 +147,7 @@ class Attempt:
             case Delta() | Finished() if node is self.decode and self._transferred:
                 self._on_answer(message)
             case Failed():
-                self._fail(AttemptFailed(message.stage, message.cause, message.detail, node.node_id))
+                self._on_failed(AttemptFailed(message.stage, message.cause, message.detail, node.node_id))
             case Cancelled():
                 self._fail(AttemptFailed("queue", "cancelled_by_node", node_id=node.node_id))
             case _:
@@ -200,6 +202,14 @@ class Attempt:
         self._finished = self._finished or isinstance(item, Finished)
         self._items.append(item)
         self._wake.set()
+
+    def _on_failed(self, failure: AttemptFailed) -> None:
+        """``aborted`` is hearsay: the other leg has ended and says why itself. Give its word a moment to arrive."""
+        if failure.cause == "aborted" and self.leg is not None and not self._hearsay:
+            self._hearsay = True
+            asyncio.get_running_loop().call_later(HEARSAY_S, self._fail, failure)
+        else:
+            self._fail(failure)
 
     def _fail(self, failure: AttemptFailed) -> None:
         """Keep the first failure and end the other leg now, whether or not anybody is waiting."""

@@ -220,7 +220,7 @@ class Generation:
         if left < 1:
             raise bad_field(
                 request.prompt_field,
-                f"the prompt has {prompt_tokens} tokens; the context of this model is {context}, answer included",
+                f"{request.prompt_field}: {prompt_tokens} tokens; the context of this model is {context}, answer included",
                 code="context_length_exceeded",
             )
         if request.max_tokens is None:

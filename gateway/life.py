@@ -91,7 +91,8 @@ class RequestLife:
     @property
     def route(self) -> Route:
         """The way that the last attempt took."""
-        decision, attempt = self._decisions[-1], self._attempts[-1]
+        attempt = self._attempts[-1]
+        decision = self._decisions[attempt.number - 1]  # a later one may have been refused
         name = f"remote:{attempt.option.cluster}" if decision.remote else "local"
         return Route(name, decision.reason.value, "in-place" if attempt.leg is None else "node")
 

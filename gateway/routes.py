@@ -187,7 +187,7 @@ def build_routes(services: Services, keys: KeyBook, tokenizing: Tokenizing, read
 
     @api.get("/v1/status", dependencies=[_needs(Role.OPERATOR, Role.PLANNER)])
     async def status() -> Response:
-        missing = ready()
+        missing, now = ready(), asyncio.get_running_loop().time()
         return _json(
             {
                 "ready": missing is None,
@@ -199,6 +199,7 @@ def build_routes(services: Services, keys: KeyBook, tokenizing: Tokenizing, read
                 "prefill_nodes": len(registry.nodes(role=NodeRole.PREFILL)),
                 "decode_nodes": len(registry.nodes(role=NodeRole.DECODE)),
                 "clusters": [cluster_view(registry, cluster) for cluster in registry.clusters],
+                "nodes": [node_view(node, now) for node in registry.nodes()],
                 "decisions_unwritten": decisions.unwritten,
                 "time": time.time(),
             }

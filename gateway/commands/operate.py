@@ -111,6 +111,8 @@ def status(api: Api, as_json: bool) -> None:
     click.echo(f"{found['prefill_nodes']} prefill and {found['decode_nodes']} decode nodes")
     click.echo()
     _cluster_table(found["clusters"])
+    click.echo()
+    _node_table(found["nodes"])
 
 
 def _say(cluster: dict[str, Any], as_json: bool) -> None:

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.budget import BudgetValues, FallbackBudget
+from tests.calm import calm
 
 
 def test_the_first_fallback_of_a_window_is_admitted_whatever_it_costs_and_blocks_the_next() -> None:
@@ -32,6 +33,7 @@ def test_an_empty_window_asks_for_no_patience() -> None:
     assert FallbackBudget().retry_after_s(5.0) == 0.0
 
 
+@calm
 @given(st.lists(st.tuples(st.floats(0, 20), st.floats(0, 10)), max_size=60), st.integers(1, 4), st.floats(0.05, 1.0))
 def test_no_window_ever_spends_more_than_its_share_or_one_fallback(
     steps: list[tuple[float, float]], nodes: int, share: float

@@ -20,6 +20,7 @@ from scheduler.facts import (
     RouteHint,
 )
 from scheduler.policy import PolicyValues, RoutingPolicy
+from tests.calm import calm
 
 LINK = LinkFacts(bytes_per_s=1e6, rtt_s=0.01, wire_ratio=0.5)
 
@@ -229,6 +230,7 @@ def any_facts(draw: st.DrawFn) -> Facts:
     return Facts(request, tuple(clusters), decoders, draw(st.integers(0, 3000)))
 
 
+@calm
 @given(any_facts())
 def test_whatever_is_chosen_exists_is_reachable_permitted_and_has_room(given_facts: Facts) -> None:
     for decision in (RoutingPolicy().decide(given_facts), RoutingPolicy().fall_back(given_facts)):
@@ -252,6 +254,7 @@ def test_whatever_is_chosen_exists_is_reachable_permitted_and_has_room(given_fac
         assert decision.remote == (not home.local)
 
 
+@calm
 @given(any_facts())
 def test_the_order_in_which_facts_are_listed_does_not_change_a_decision(given_facts: Facts) -> None:
     expected = RoutingPolicy().decide(given_facts)
@@ -263,6 +266,7 @@ def test_the_order_in_which_facts_are_listed_does_not_change_a_decision(given_fa
         assert (again.chosen, again.reason) == (expected.chosen, expected.reason)
 
 
+@calm
 @given(any_facts())
 def test_without_a_hint_a_request_leaves_only_above_the_threshold(given_facts: Facts) -> None:
     plain = replace(given_facts, request=replace(given_facts.request, hint=RouteHint.NONE))

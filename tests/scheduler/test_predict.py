@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from scheduler.facts import LinkFacts, PrefillNodeFacts
 from scheduler.predict import compute_s, transfer_s, ttft_s
+from tests.calm import calm
 
 NODE = PrefillNodeFacts("p", queued_tokens=500, free_slots=1, prefill_tokens_per_s=1000.0)
 
@@ -33,6 +34,7 @@ def test_nothing_is_divided_by_a_number_that_was_never_measured(nothing: float |
     assert transfer_s(10, "lossless", LinkFacts(1e6, 0.01)) is None
 
 
+@calm
 @given(st.integers(0, 10**6), st.integers(0, 10**10), st.integers(0, 10**6), st.floats(1, 1e6), st.floats(1, 1e10))
 def test_more_work_is_never_predicted_to_be_quicker(
     tokens: int, nbytes: int, more: int, speed: float, rate: float

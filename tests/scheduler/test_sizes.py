@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from kvcache.layout import DType, GroupKind, GroupSpec, KVLayout, LayerSpec, TensorSpec
 from kvcache.plan import plan_transfer
 from scheduler.sizes import transfer_bytes
+from tests.calm import calm
 
 
 def group(kind: GroupKind, layers: range, window: int | None = None) -> GroupSpec:
@@ -26,12 +27,14 @@ HYBRID = KVLayout(
 )
 
 
+@calm
 @given(st.integers(0, 90), st.integers(1, 60), st.sampled_from([7, 16, 64]))
 def test_it_equals_the_plan(start: int, length: int, chunk: int) -> None:
     stop = start + length
     assert transfer_bytes(HYBRID, start, stop) == plan_transfer(HYBRID, start, stop, chunk).nbytes
 
 
+@calm
 @given(st.integers(0, 300))
 def test_from_the_beginning_it_is_s_kv(tokens: int) -> None:
     assert transfer_bytes(HYBRID, 0, tokens) == HYBRID.s_kv(tokens)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.speeds import LinkSpeed, PrefillSpeed
+from tests.calm import calm
 
 
 def test_a_node_is_unmeasured_until_it_claims_or_shows_a_speed() -> None:
@@ -25,6 +26,7 @@ def test_what_was_observed_outweighs_every_later_claim() -> None:
     assert speed.tokens_per_s == pytest.approx(100.0)
 
 
+@calm
 @given(st.lists(st.tuples(st.integers(1, 10**6), st.floats(1e-3, 1e3)), min_size=1, max_size=30))
 def test_the_learnt_speed_stays_within_what_was_seen(samples: list[tuple[int, float]]) -> None:
     speed = PrefillSpeed()
@@ -57,6 +59,7 @@ def test_a_transfer_that_waited_for_its_engine_does_not_lower_the_rate_but_a_bar
     assert link.facts().wire_ratio == pytest.approx(0.5)
 
 
+@calm
 @given(st.lists(st.integers(0, 10**9), max_size=20))
 def test_queued_bytes_return_to_zero_when_every_transfer_has_ended(sizes: list[int]) -> None:
     link = LinkSpeed()
