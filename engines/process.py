@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
 from collections import deque
@@ -289,7 +290,7 @@ class EngineProcess:
         await asyncio.wait((self._stderr_task,), timeout=0.5)
         if self._lost.done():
             return
-        text = f"{cause} (exit {self._child.returncode}){self._last_words()}"
+        text = f"{cause} ({_ending(self._child.returncode)}){self._last_words()}"
         self._lost.set_result(text)
         if cause != "closed":
             logger.warning("engine lost pid=%d cause=%s", self._child.pid, text)
@@ -300,6 +301,14 @@ class EngineProcess:
 
     def _last_words(self) -> str:
         return ": " + " | ".join(self._stderr) if self._stderr else ""
+
+
+def _ending(status: int | None) -> str:
+    """How a process ended: its exit status, or the signal's name."""
+    if status is not None and status < 0:
+        with contextlib.suppress(ValueError):
+            return signal.Signals(-status).name
+    return f"exit status {status}"
 
 
 def _environment(threads: int) -> dict[str, str]:

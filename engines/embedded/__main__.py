@@ -6,7 +6,6 @@ It ends with its node: by the kernel's signal when the parent dies, and when the
 from __future__ import annotations
 
 import ctypes
-import faulthandler
 import json
 import logging
 import os
@@ -34,7 +33,6 @@ def main(arguments: list[str]) -> int:
     spec = EngineSpec.from_json(arguments[5])
     _die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    faulthandler.enable()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
     channel = EngineChannel(socket.socket(fileno=channel_fd))
     inbox: queue.Queue[Command] = queue.Queue(maxsize=4 * spec.max_jobs)
