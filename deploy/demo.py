@@ -159,7 +159,7 @@ def as_json(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 def show(runs: Sequence[Run], console: Console) -> None:
     """Print the runs as a table, one column each: a terminal of 80 columns holds it."""
-    table = Table(title="Prefill as a service: the same answer, wherever the prompt was read")
+    table = Table(title="The same answer, wherever the prompt was read")
     table.add_column("")
     for run in runs:
         table.add_column(f"{run.name} prompt", justify="right")
