@@ -1,0 +1,112 @@
+"""What survives a restart, and records that stay bounded."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway import decisions as module
+from gateway.config import ConfigError
+from gateway.decisions import Decisions
+from gateway.errors import ApiError
+from gateway.keys import KeyBook, Role
+from gateway.model import ServedModel
+from gateway.registry import ClusterState, Dial, Registry
+from gateway.state import State
+
+
+def record(n: int, request_id: str | None = None) -> dict[str, Any]:
+    return {"id": f"id{n}", "request_id": request_id or f"r{n}", "n": n}
+
+
+def test_the_ticket_key_clusters_and_keys_survive_a_restart(tmp_path: Path, model: ServedModel) -> None:
+    file = tmp_path / "state.db"
+    before = State(file)
+    key = before.ticket_key().private_bytes_raw()
+    registry = Registry(before, "local", model.fingerprint, 100)
+    registry.register("east", Dial.OUT)
+    registry.register("west", Dial.IN)
+    registry.set_draining("east", True)
+    registry.remove("west")
+    _, secret = KeyBook(before).create("a", Role.ADMIN)
+    before.close()
+    after = State(file)
+    assert after.ticket_key().private_bytes_raw() == key
+    again = Registry(after, "local", model.fingerprint, 100)
+    assert [(c.name, c.state) for c in again.clusters] == [
+        ("local", ClusterState.ACTIVE),
+        ("east", ClusterState.DRAINING),
+    ]
+    with pytest.raises(ApiError):
+        again.cluster("west")
+    assert KeyBook(after).find(secret) is not None
+    after.close()
+
+
+def test_two_gateways_without_a_file_have_different_ticket_keys() -> None:
+    assert State(None).ticket_key().private_bytes_raw() != State(None).ticket_key().private_bytes_raw()
+
+
+def test_a_file_that_is_no_state_or_of_a_newer_gateway_is_refused(tmp_path: Path) -> None:
+    garbage = tmp_path / "garbage"
+    garbage.write_bytes(b"not a database" * 100)
+    newer = tmp_path / "newer"
+    with sqlite3.connect(newer) as db:
+        db.execute("PRAGMA user_version=99")
+    for file in (garbage, newer, tmp_path / "missing" / "state.db"):
+        with pytest.raises(ConfigError, match=f"--state {file}"):
+            State(file)
+
+
+def test_decisions_survive_and_the_newest_of_a_request_id_wins(tmp_path: Path) -> None:
+    state = State(tmp_path / "state.db")
+    decisions = Decisions(state)
+    decisions.add(record(1, "same"))
+    decisions.add(record(2, "same"))
+    found = decisions.find("same")
+    assert found is not None
+    assert found["n"] == 2
+    decisions.close()
+    restarted = Decisions(state)
+    assert (restarted.find("same") or {})["n"] == 2
+    assert (restarted.find("id1") or {})["n"] == 1
+    assert [r["n"] for r in restarted.recent(10)] == [2, 1]
+    assert restarted.find("other") is None
+    restarted.close()
+    state.close()
+
+
+def test_records_are_bounded_in_memory_and_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "IN_MEMORY", 10)
+    monkeypatch.setattr(module, "ON_DISK", 50)
+    memory = Decisions(State(None))
+    for n in range(30):
+        memory.add(record(n))
+    assert memory.find("id19") is None
+    assert memory.find("id20") is not None
+    state = State(tmp_path / "state.db")
+    disk = Decisions(state)
+    for n in range(200):
+        disk.add(record(n))
+    disk.close()
+    assert state.execute("SELECT count(*), max(seq) FROM decisions") == [(50, 200)]
+    assert disk.unwritten == 0
+    state.close()
+
+
+def test_a_writer_that_falls_behind_drops_and_counts_instead_of_growing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_UNWRITTEN", 5)
+    state = State(tmp_path / "state.db")
+    decisions = Decisions(state)
+    with state._lock:
+        for n in range(20):
+            decisions.add(record(n))
+    decisions.close()
+    assert decisions.unwritten >= 14
+    assert decisions.find("id19") is not None
+    state.close()
