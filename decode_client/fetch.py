@@ -66,6 +66,7 @@ class Fetch:
         self._announced = asyncio.Event()
         self._manifest: asyncio.Future[Manifest] = asyncio.get_running_loop().create_future()
         self._manifest_at = 0.0
+        self._arrived = 0
         self._acked = 0
         self._committed = False
 
@@ -112,7 +113,7 @@ class Fetch:
         """Return when nothing writes to the pages any more."""
         if self.peer is not None:
             self.peer.drop_payload(self.transfer)
-            self._drop_landing(self.peer)
+            self._landing, self._landing_scratch = None, None
         await self._threads.settle()
         if self.peer is not None:
             self._drop(self.peer, self._landed)
@@ -133,8 +134,10 @@ class Fetch:
                 else:
                     self._announced.set()
             case Manifest():
-                if self._table is None or self._manifest.done():
-                    self._fate.end("violation", "manifest: came out of turn", stage="transfer")
+                pieces = len(self._incoming.plan.pieces)
+                if self._arrived < pieces or self._manifest.done():
+                    detail = f"manifest: piece {self._arrived} of {pieces} is missing, or it came twice"
+                    self._fate.end("violation", detail, stage="transfer")
                 else:
                     self._manifest_at = asyncio.get_running_loop().time()
                     self._manifest.set_result(frame)
@@ -153,7 +156,7 @@ class Fetch:
         self._landing = piece
         if data.codec == "raw":
             return self._context.pool.views(self._table.extents(piece))
-        self._landing_scratch = self._scratch.take(peer, data.wire_bytes)
+        self._landing_scratch = memoryview(bytearray(data.wire_bytes))
         return [self._landing_scratch]
 
     def on_data(self, peer: Peer) -> None:
@@ -161,6 +164,9 @@ class Fetch:
         if peer is not self.peer or self._landing is None:
             return
         self._landed.append(Landed(self._landing, self._landing_scratch))
+        self._arrived += 1
+        if self._landing_scratch is not None:
+            self._scratch.hold(peer, self._landing_scratch.nbytes)
         self._landing, self._landing_scratch = None, None
         self._arrival.set()
 
@@ -168,7 +174,7 @@ class Fetch:
         """A connection is gone; the transfer ends with it unless it is committed."""
         if peer is not self.peer:
             return
-        self._drop_landing(peer)
+        self._landing, self._landing_scratch = None, None
         if not self._committed:
             self._fate.end("peer_lost", cause, stage="transfer", told=True)
 
@@ -216,12 +222,7 @@ class Fetch:
                 self._acked = self._incoming.next_seq
                 peer.send(Ack(self.transfer, self._acked))
 
-    def _drop_landing(self, peer: Peer) -> None:
-        if self._landing_scratch is not None:
-            self._scratch.give(peer, self._landing_scratch.nbytes)
-        self._landing, self._landing_scratch = None, None
-
     def _drop(self, peer: Peer, batch: Sequence[Landed]) -> None:
         for landed in batch:
             if landed.payload is not None:
-                self._scratch.give(peer, landed.payload.nbytes)
+                self._scratch.drop(peer, landed.payload.nbytes)

@@ -6,23 +6,25 @@ from kvcache.transport import Peer
 
 
 class Scratch:
-    """Counts what each peer's payloads take; above the limit that peer is not read from until half of it is free."""
+    """Counts what each peer's arrived payloads take; above the limit it is not read from until half of it is free.
+
+    Only whole payloads count: one that is still arriving would never do so if it stopped the reading.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._held: dict[Peer, int] = {}
         self._paused: set[Peer] = set()
 
-    def take(self, peer: Peer, nbytes: int) -> memoryview:
-        """Memory for one payload. It is always given: what the peer has begun to send must land somewhere."""
+    def hold(self, peer: Peer, nbytes: int) -> None:
+        """A payload of this peer has arrived and waits to be decoded."""
         self._held[peer] = self._held.get(peer, 0) + nbytes
         if self._held[peer] > self._limit and peer not in self._paused:
             self._paused.add(peer)
             peer.pause()
-        return memoryview(bytearray(nbytes))
 
-    def give(self, peer: Peer, nbytes: int) -> None:
-        """The payload is decoded or dropped."""
+    def drop(self, peer: Peer, nbytes: int) -> None:
+        """It is decoded, or no longer wanted."""
         self._held[peer] -= nbytes
         if self._held[peer] <= self._limit // 2 and peer in self._paused:
             self._paused.remove(peer)

@@ -70,12 +70,16 @@ class FakeStream:
 
 
 class FakeEngine:
-    """``speech`` is what every generation says. ``gate`` holds prefill before each chunk while it is cleared,
-    ``voice`` every token; ``deaf`` keeps it from noticing a cancel."""
+    """``speech`` is what every generation says.
+
+    While cleared, ``gate`` holds every prefill before its next chunk, ``load`` every loading, ``voice`` every token.
+    ``hold_at`` clears the gate before that chunk; ``fail_prefill_after`` that many chunks the job fails.
+    """
 
     def __init__(self, geometry: PageGeometry, pool: HostPool, pages: PagePool, chunk_tokens: int) -> None:
         self.speech: list[int] = [7, 8, 9]
         self.reason = "length"
+        self.hold_at: int | None = None
         self.gate = asyncio.Event()
         self.gate.set()
         self.voice = asyncio.Event()
@@ -156,6 +160,8 @@ class FakeEngine:
         if len(command.token_ids) != command.stop:
             return JobFailed(command.job, "bad_command", f"{len(command.token_ids)} ids for [0, {command.stop})")
         for chunk, _ in enumerate(chunk_bounds(command.start, command.stop, self._chunk_tokens)):
+            if self.hold_at == chunk:
+                self.gate.clear()
             await self.gate.wait()
             await asyncio.sleep(0)
             if self.fail_prefill_after == chunk:

@@ -1,0 +1,320 @@
+"""What a prefill node may do to a decode node: fill the pages of the transfer it was asked for with the right bytes."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+
+from kvcache import codecs
+from kvcache.control import Failed, Finished, KvAddress, TransferDone
+from kvcache.digest import piece_digest
+from kvcache.plan import plan_transfer
+from kvcache.transfer import OutgoingTransfer
+from kvcache.wire import Abort, Ack, Announce, Grant, Manifest, Open
+from tests.fake_engine import piece_bytes
+from tests.pair import CHUNK, LAYOUT, Job, Pair, pair
+from tests.rogue import Rogue
+
+
+class Sender(Rogue):
+    """Poses as the prefill node of a pair and sends a transfer piece by piece, right or wrong."""
+
+    def __init__(self, nodes: Pair, job: Job, codec: str = "raw") -> None:
+        super().__init__(nodes.prefill.name, nodes.prefill.incarnation, nodes.prefill.key)
+        self.plan = plan_transfer(LAYOUT, 0, job.ticket.stop, CHUNK)
+        self.outgoing = OutgoingTransfer(self.plan, job.ticket)
+        self.codec = codecs.by_name(codec)
+        self.job = job
+
+    async def opened(self) -> None:
+        await self.hears(Open)
+        self.peer.send(self.outgoing.announce(self.codec.name))
+        await self.hears(Grant)
+
+    def encoded(self, piece):
+        raw = piece_bytes(self.job.generate.token_ids, piece)
+        payload = b"".join(self.codec.encode([memoryview(raw)], self.plan.tensor(piece).dtype, self.plan.shape(piece)))
+        return payload, piece_digest([raw])
+
+    async def send(self, piece, *, damage=lambda payload: payload, **changes):
+        payload, digest = self.encoded(piece)
+        payload = damage(payload)
+        data = self.outgoing.header(piece, self.codec.name, len(payload), digest)
+        data = msgspec.structs.replace(data, **changes)
+        await self.peer.send_data(data, [payload])
+
+    async def send_all(self):
+        for piece in self.plan.pieces:
+            await self.send(piece)
+
+
+@asynccontextmanager
+async def posing(tokenizer, codec="raw", tokens=300, **options):
+    """A pair whose decode node asks a ``Sender`` that the test plays."""
+    async with pair(tokenizer, **options) as nodes:
+        job = nodes.job(tokens)
+        async with Sender(nodes, job, codec) as sender:
+            port = await sender.endpoint.listen("127.0.0.1", 0)
+            source = msgspec.structs.replace(job.generate.source, dial=KvAddress("127.0.0.1", port))
+            nodes.decode.asking.accept(msgspec.structs.replace(job.generate, source=source))
+            yield nodes, job, sender
+
+
+async def failure(nodes: Pair, job: Job) -> Failed:
+    failed = await nodes.decode.ended(job.generation)
+    assert isinstance(failed, Failed)
+    assert failed.stage == "transfer"
+    assert nodes.decode.engine.generated == []
+    assert not [m for m in nodes.decode.reports if isinstance(m, TransferDone)]
+    return failed
+
+
+@pytest.mark.parametrize("codec", ["raw", "lossless"])
+async def test_the_right_pieces_are_acknowledged_and_committed(tokenizer, codec):
+    async with posing(tokenizer, codec, tokens=1200) as (nodes, job, sender):
+        await sender.opened()
+        await sender.send_all()
+        assert not (await sender.hears(Ack)).committed
+        sender.peer.send(sender.outgoing.manifest(0.25))
+        assert isinstance(await nodes.decode.ended(job.generation), Finished)
+        acks = [f for f in sender.heard if isinstance(f, Ack)]
+        assert [a.next_seq for a in acks] == sorted(a.next_seq for a in acks)
+        assert acks[-1] == Ack(job.ticket.transfer, len(sender.plan.pieces), committed=True)
+        done = await nodes.decode.told(TransferDone, job.transfer)
+        assert 0.25 <= done.exposed_s < 1.0
+
+
+def flipped(payload: bytes) -> bytes:
+    return payload[:-1] + bytes([payload[-1] ^ 1])
+
+
+@pytest.mark.parametrize("codec", ["raw", "lossless"])
+@pytest.mark.parametrize("at", [0, 7, -1])
+async def test_a_damaged_payload_is_detected_and_never_decoded(tokenizer, codec, at):
+    async with posing(tokenizer, codec) as (nodes, job, sender):
+        await sender.opened()
+        for piece in sender.plan.pieces:
+            bad = piece is sender.plan.pieces[at]
+            await sender.send(piece, damage=flipped if bad else lambda payload: payload)
+        sender.peer.send(sender.outgoing.manifest(0.0))
+        failed = await failure(nodes, job)
+        assert failed.cause == "corrupt"
+        assert f"piece {range(len(sender.plan.pieces))[at]}" in failed.detail
+        assert (await sender.hears(Abort)).reason == "corrupt"
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"seq": 1}, "seq"),
+        ({"start": 1}, "start"),
+        ({"stop": 1}, "stop"),
+        ({"layer": 1}, "layer"),
+        ({"group": 2}, "group"),
+        ({"tensor": 1}, "tensor"),
+        ({"dtype": "bfloat16"}, "dtype"),
+        ({"codec": "lossless"}, "codec"),
+        ({"raw_bytes": 1}, "raw_bytes"),
+        ({"digest": b""}, "digest"),
+    ],
+)
+async def test_a_header_that_differs_from_the_plan_ends_the_transfer(tokenizer, changes, field):
+    async with posing(tokenizer) as (nodes, job, sender):
+        await sender.opened()
+        await sender.send(sender.plan.pieces[0], **changes)
+        failed = await failure(nodes, job)
+        assert (failed.cause, failed.detail.split(":")[0]) == ("violation", field)
+        assert (await sender.hears(Abort)).reason == "violation"
+
+
+async def test_a_payload_larger_than_its_piece_ends_the_transfer(tokenizer):
+    async with posing(tokenizer) as (nodes, job, sender):
+        await sender.opened()
+        await sender.send(sender.plan.pieces[0], damage=lambda payload: payload + b"more")
+        assert "wire_bytes" in (await failure(nodes, job)).detail
+
+
+@pytest.mark.parametrize("skipped", [0, -1])
+async def test_a_missing_piece_is_named_however_the_manifest_looks(tokenizer, skipped):
+    async with posing(tokenizer) as (nodes, job, sender):
+        await sender.opened()
+        pieces = list(sender.plan.pieces)
+        missing = pieces.pop(skipped)
+        for piece in pieces:
+            if missing.seq == 0:
+                break
+            await sender.send(piece)
+        digests = b"".join(sender.encoded(piece)[1] for piece in sender.plan.pieces)
+        sender.peer.send(Manifest(job.ticket.transfer, digests, 0.0))
+        failed = await failure(nodes, job)
+        assert failed.cause == "violation"
+        assert f"piece {missing.seq} of {len(sender.plan.pieces)}" in failed.detail
+
+
+async def test_a_manifest_with_other_digests_is_refused(tokenizer):
+    async with posing(tokenizer) as (nodes, job, sender):
+        await sender.opened()
+        await sender.send_all()
+        manifest = sender.outgoing.manifest(0.0)
+        sender.peer.send(msgspec.structs.replace(manifest, digests=flipped(manifest.digests)))
+        assert "digests" in (await failure(nodes, job)).detail
+
+
+@pytest.mark.parametrize("field", ["pieces", "raw_bytes", "codec"])
+async def test_an_announce_that_differs_from_the_plan_is_refused_before_memory_is_taken(tokenizer, field):
+    async with posing(tokenizer) as (nodes, job, sender):
+        await sender.hears(Open)
+        wrong = {"pieces": 1, "raw_bytes": 1, "codec": "zip"}
+        sender.peer.send(msgspec.structs.replace(sender.outgoing.announce("raw"), **{field: wrong[field]}))
+        assert field in (await failure(nodes, job)).detail
+        assert not [f for f in sender.heard if isinstance(f, Grant)]
+
+
+async def test_a_second_announce_ends_the_transfer(tokenizer):
+    async with posing(tokenizer) as (nodes, job, sender):
+        await sender.opened()
+        sender.peer.send(sender.outgoing.announce("raw"))
+        assert (await failure(nodes, job)).cause == "violation"
+
+
+async def test_data_before_the_grant_goes_nowhere(tokenizer):
+    async with posing(tokenizer) as (nodes, job, sender):
+        nodes.decode.pages.allocate("blocker", 64)
+        await sender.hears(Open)
+        sender.peer.send(sender.outgoing.announce("raw"))
+        await sender.send(sender.plan.pieces[0])
+        assert (await failure(nodes, job)).cause == "violation"
+        nodes.decode.room.release("blocker")
+
+
+async def test_another_peer_cannot_touch_the_transfer(tokenizer):
+    async with posing(tokenizer, dial="out") as (nodes, job, sender), Rogue("stranger", "1") as stranger:
+        await sender.opened()
+        peer = await stranger.dial(nodes.decode)
+        peer.send(Abort(job.ticket.transfer, "mine"))
+        peer.send(sender.outgoing.announce("raw"))
+        peer.send(Manifest(job.ticket.transfer, b"", 0.0))
+        piece = sender.plan.pieces[0]
+        payload, digest = sender.encoded(piece)
+        forged = OutgoingTransfer(sender.plan, job.ticket).header(piece, "raw", len(payload), digest)
+        await peer.send_data(forged, [bytes(len(payload))])
+        await asyncio.sleep(0.05)
+        await sender.send_all()
+        sender.peer.send(sender.outgoing.manifest(0.0))
+        assert isinstance(await nodes.decode.ended(job.generation), Finished)
+
+
+async def test_a_payload_cut_short_by_a_cancel_does_not_land_in_the_next_owners_pages(tokenizer):
+    async with posing(tokenizer) as (nodes, job, sender):
+        await sender.opened()
+        piece = sender.plan.pieces[0]
+        payload, digest = sender.encoded(piece)
+        data = sender.outgoing.header(piece, "raw", len(payload), digest)
+        half = asyncio.create_task(sender.peer.send_data(data, [payload]))
+        fetch = nodes.decode.asking._by_transfer[job.ticket.transfer].fetch
+        nodes.decode.asking.cancel(job.generation)
+        await nodes.decode.ended(job.generation)
+        assert fetch._landing is None
+        pages = nodes.decode.pages.allocate("next owner", 64)
+        before = [bytes(nodes.decode.pool.buffer[p * 4096 : (p + 1) * 4096]) for p in pages]
+        await half
+        for late in sender.plan.pieces[1:4]:
+            await sender.send(late)
+        await asyncio.sleep(0.05)
+        assert [bytes(nodes.decode.pool.buffer[p * 4096 : (p + 1) * 4096]) for p in pages] == before
+        nodes.decode.room.release("next owner")
+
+
+async def test_a_prefill_node_that_falls_silent_costs_no_memory_beyond_the_deadline(tokenizer):
+    async with pair(tokenizer) as nodes:
+        job = nodes.job(seconds=0.5)
+        async with Sender(nodes, job) as sender:
+            port = await sender.endpoint.listen("127.0.0.1", 0)
+            source = msgspec.structs.replace(job.generate.source, dial=KvAddress("127.0.0.1", port))
+            nodes.decode.asking.accept(msgspec.structs.replace(job.generate, source=source))
+            await sender.opened()
+            await sender.send(sender.plan.pieces[0])
+            assert nodes.decode.pages.owners
+            failed = await nodes.decode.ended(job.generation)
+            assert failed.cause == "deadline"
+            assert (await sender.hears(Abort)).reason == "deadline"
+            await nodes.idle()
+
+
+async def test_encoded_bytes_that_wait_for_a_decoder_are_bounded_by_not_reading(tokenizer):
+    async with posing(tokenizer, "lossless", tokens=1500, scratch_bytes=4000) as (nodes, job, sender):
+        await sender.opened()
+        threads = asyncio.Event()
+        fetch = nodes.decode.asking._by_transfer[job.ticket.transfer].fetch
+        start = fetch._threads.start
+
+        async def held(*call):
+            await threads.wait()
+            return await start(*call)
+
+        fetch._threads.start = held
+        sending = asyncio.create_task(sender.send_all())
+        scratch = nodes.decode.asking._scratch
+        await nodes.decode.until(lambda: scratch._paused)
+        await asyncio.sleep(0.1)
+        assert 4000 < scratch.held_bytes < 4000 + 3 * 2048
+        threads.set()
+        await sending
+        sender.peer.send(sender.outgoing.manifest(0.0))
+        assert isinstance(await nodes.decode.ended(job.generation), Finished)
+
+
+async def test_a_node_with_another_incarnation_is_not_asked(tokenizer):
+    async with pair(tokenizer) as nodes:
+        job = nodes.job(seconds=2.0)
+        async with Rogue(nodes.prefill.name, "restarted", nodes.prefill.key) as other:
+            port = await other.endpoint.listen("127.0.0.1", 0)
+            source = msgspec.structs.replace(job.generate.source, dial=KvAddress("127.0.0.1", port))
+            nodes.decode.asking.accept(msgspec.structs.replace(job.generate, source=source))
+            failed = await failure(nodes, job)
+            assert failed.cause == "peer_refused"
+            assert "incarnation" in failed.detail
+
+
+async def test_a_node_that_cannot_be_reached_is_reported_at_the_deadline(tokenizer):
+    async with pair(tokenizer) as nodes:
+        job = nodes.job(seconds=0.5)
+        source = msgspec.structs.replace(job.generate.source, dial=KvAddress("127.0.0.1", 1))
+        nodes.decode.asking.accept(msgspec.structs.replace(job.generate, source=source))
+        assert (await failure(nodes, job)).cause in ("peer_unreachable", "deadline")
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"start": 64}, "start"),
+        ({"stop": 200}, "stop"),
+        ({"decode_key": bytes(32)}, "decode_key"),
+        ({"prefill_node": "north"}, "prefill_node"),
+        ({"prefill_incarnation": "old"}, "prefill_incarnation"),
+        ({"fingerprint": "0" * 32}, "fingerprint"),
+        ({"chunk_tokens": 64}, "chunk_tokens"),
+    ],
+)
+async def test_a_ticket_that_does_not_fit_the_job_is_refused_naming_the_field(tokenizer, changes, field):
+    async with pair(tokenizer) as nodes:
+        job = nodes.job(**changes)
+        nodes.decode.asking.accept(job.generate)
+        failed = await nodes.decode.ended(job.generation)
+        assert (failed.stage, failed.cause) == ("queue", "bad_ticket")
+        assert f"ticket {field}" in failed.detail
+
+
+async def test_the_announce_comes_only_when_the_open_came_and_room_is_there(tokenizer):
+    async with pair(tokenizer) as nodes, Rogue("west-2", "1", nodes.decode.key) as rogue:
+        nodes.prefill.pages.allocate("blocker", 64)
+        job = nodes.job()
+        peer = await rogue.dial(nodes.prefill)
+        nodes.prefill.serving.accept(job.prefill)
+        peer.send(Open(job.prefill.ticket, ("raw",)))
+        await asyncio.sleep(0.1)
+        assert not [f for f in rogue.heard if isinstance(f, Announce)]
+        nodes.prefill.room.release("blocker")
+        await rogue.hears(Announce)
+        nodes.prefill.serving.cancel(job.transfer)

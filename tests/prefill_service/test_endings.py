@@ -1,0 +1,180 @@
+"""However a transfer ends, and wherever it was: both sides say so, and neither holds anything afterwards."""
+
+import pytest
+
+from kvcache.control import Cancelled, Failed, Finished
+from tests.pair import pair
+from tests.stages import AFTER_COMMIT, BEFORE_COMMIT, STAGES, reach, release
+
+
+@pytest.mark.parametrize("stage", BEFORE_COMMIT)
+async def test_a_cancelled_prefill_ends_both_legs(tokenizer, stage):
+    async with pair(tokenizer) as nodes:
+        job = nodes.job()
+        await reach(nodes, job, stage)
+        assert nodes.prefill.serving.cancel(job.transfer)
+        assert isinstance(await nodes.prefill.ended(job.transfer), Cancelled)
+        failed = await nodes.decode.ended(job.generation)
+        assert isinstance(failed, Failed)
+        assert (failed.stage, failed.cause) == ("transfer", "aborted")
+        assert "cancelled" in failed.detail
+        release(nodes)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+async def test_a_cancelled_generation_ends_both_legs(tokenizer, stage):
+    async with pair(tokenizer) as nodes:
+        job = nodes.job()
+        await reach(nodes, job, stage)
+        assert nodes.decode.asking.cancel(job.generation)
+        assert isinstance(await nodes.decode.ended(job.generation), Cancelled)
+        if stage in BEFORE_COMMIT:
+            failed = await nodes.prefill.ended(job.transfer)
+            assert isinstance(failed, Failed)
+            assert (failed.stage, failed.cause) == ("transfer", "aborted")
+        release(nodes)
+        await nodes.idle()
+        assert nodes.decode.engine.generated == []
+
+
+@pytest.mark.parametrize("stage", BEFORE_COMMIT)
+async def test_a_lost_connection_fails_both_legs(tokenizer, stage):
+    async with pair(tokenizer) as nodes:
+        job = nodes.job()
+        await reach(nodes, job, stage)
+        nodes.prefill.serving._exports[job.ticket.transfer].peer.close("cut by the test")
+        for side, name in ((nodes.prefill, job.transfer), (nodes.decode, job.generation)):
+            failed = await side.ended(name)
+            assert isinstance(failed, Failed)
+            assert (failed.stage, failed.cause) == ("transfer", "peer_lost")
+        release(nodes)
+
+
+@pytest.mark.parametrize("stage", AFTER_COMMIT)
+async def test_a_connection_lost_after_the_commit_harms_nothing(tokenizer, stage):
+    async with pair(tokenizer) as nodes:
+        job = nodes.job()
+        await reach(nodes, job, stage)
+        await nodes.prefill.endpoint.close()
+        release(nodes)
+        assert isinstance(await nodes.decode.ended(job.generation), Finished)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+async def test_at_the_deadline_both_sides_free_everything_and_say_so(tokenizer, stage):
+    async with pair(tokenizer) as nodes:
+        job = nodes.job(seconds=0.7)
+        await reach(nodes, job, stage)
+        failed = await nodes.decode.ended(job.generation)
+        assert isinstance(failed, Failed)
+        assert failed.cause == "deadline" or (failed.cause == "aborted" and "deadline" in failed.detail)
+        if stage in BEFORE_COMMIT:
+            failed = await nodes.prefill.ended(job.transfer)
+            assert failed.cause == "deadline" or (failed.cause == "aborted" and "deadline" in failed.detail)
+        await nodes.idle_but("blocker")
+        release(nodes)
+
+
+async def test_a_prefill_that_nobody_asks_for_is_freed_at_its_deadline(tokenizer):
+    async with pair(tokenizer) as nodes:
+        job = nodes.job(seconds=0.4)
+        nodes.prefill.serving.accept(job.prefill)
+        await nodes.prefill.until(lambda: nodes.prefill.engine.prefilled)
+        assert nodes.prefill.pages.owners
+        failed = await nodes.prefill.ended(job.transfer)
+        assert (failed.stage, failed.cause) == ("transfer", "deadline")
+
+
+@pytest.mark.parametrize("stage", ["computing", "streaming"])
+async def test_an_engine_lost_during_prefill_fails_both_legs(tokenizer, stage):
+    async with pair(tokenizer) as nodes:
+        job = nodes.job()
+        await reach(nodes, job, stage)
+        nodes.prefill.engine.lose("killed by the test")
+        failed = await nodes.prefill.ended(job.transfer)
+        assert (failed.stage, failed.cause) == ("prefill", "engine_lost")
+        assert "killed by the test" in failed.detail
+        failed = await nodes.decode.ended(job.generation)
+        assert (failed.stage, failed.cause) == ("transfer", "aborted")
+        assert "engine_lost" in failed.detail
+
+
+@pytest.mark.parametrize("stage", AFTER_COMMIT)
+async def test_an_engine_lost_while_it_answers_fails_the_generation(tokenizer, stage):
+    async with pair(tokenizer) as nodes:
+        job = nodes.job()
+        await reach(nodes, job, stage)
+        nodes.decode.engine.lose("killed by the test")
+        failed = await nodes.decode.ended(job.generation)
+        assert failed.cause == "engine_lost"
+        assert failed.stage == ("load" if stage == "loading" else "decode")
+
+
+async def test_a_prefill_that_the_engine_fails_is_reported_with_the_engines_cause(tokenizer):
+    async with pair(tokenizer) as nodes:
+        nodes.prefill.engine.fail_prefill_after = 1
+        job = nodes.job()
+        nodes.start(job)
+        failed = await nodes.prefill.ended(job.transfer)
+        assert (failed.stage, failed.cause, failed.detail) == ("prefill", "boom", "as the test wanted")
+        assert (await nodes.decode.ended(job.generation)).cause == "aborted"
+
+
+async def test_a_job_without_an_engine_is_refused_at_once(tokenizer):
+    async with pair(tokenizer) as nodes:
+        nodes.prefill.engine_present = False
+        job = nodes.job()
+        nodes.prefill.serving.accept(job.prefill)
+        failed = await nodes.prefill.ended(job.transfer)
+        assert (failed.stage, failed.cause) == ("queue", "engine_lost")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+async def test_a_job_that_is_cancelled_while_it_fails_still_ends_in_cancelled(tokenizer, stage):
+    async with pair(tokenizer) as nodes:
+        job = nodes.job()
+        await reach(nodes, job, stage)
+        generation = nodes.decode.asking._generations[job.generation]
+        generation.fate.end("something", "went wrong first")
+        nodes.decode.asking.cancel(job.generation)
+        assert isinstance(await nodes.decode.ended(job.generation), Cancelled)
+        release(nodes)
+        await nodes.idle()
+        assert not [m for m in nodes.decode.reports if isinstance(m, Failed)]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+async def test_a_lost_gateway_ends_every_job(tokenizer, stage):
+    async with pair(tokenizer) as nodes:
+        job = nodes.job()
+        await reach(nodes, job, stage)
+        nodes.prefill.serving.end_all("gateway_lost", "by the test")
+        nodes.decode.asking.end_all("gateway_lost", "by the test")
+        release(nodes)
+        await nodes.idle()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+async def test_closing_a_node_ends_its_jobs_and_frees_everything(tokenizer, stage):
+    async with pair(tokenizer) as nodes:
+        job = nodes.job()
+        await reach(nodes, job, stage)
+        await nodes.prefill.serving.close()
+        await nodes.decode.asking.close()
+        await nodes.idle_but("blocker")
+        release(nodes)
+
+
+async def test_one_transfers_end_leaves_the_others_on_the_same_connection_alone(tokenizer):
+    async with pair(tokenizer) as nodes:
+        nodes.prefill.engine.hold_at = 1
+        jobs = [nodes.job() for _ in range(3)]
+        for job in jobs:
+            nodes.start(job)
+        exports = nodes.prefill.serving._exports
+        await nodes.prefill.until(lambda: len(exports) == 3 and all(e.peer is not None for e in exports.values()))
+        nodes.decode.asking.cancel(jobs[1].generation)
+        assert isinstance(await nodes.decode.ended(jobs[1].generation), Cancelled)
+        release(nodes)
+        for job in (jobs[0], jobs[2]):
+            assert isinstance(await nodes.decode.ended(job.generation), Finished)
