@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 
 from engines.channel import ChannelError, EngineChannel
-from engines.embedded.allowed import check_model_type
+from engines.embedded.allowed import check_model_type, check_rope
 from engines.protocol import Command, Loading, Pulse
 from engines.spec import EngineSpec
 from kvcache.hostpool import HostPool
@@ -41,6 +41,7 @@ def main(arguments: list[str]) -> int:
     try:
         config = json.loads((spec.model_dir / "config.json").read_text())
         check_model_type(config)
+        check_rope(config)
         channel.send(Loading("import", 0.0))
         from engines.embedded.start import start
 

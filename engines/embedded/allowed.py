@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 ARCHITECTURES = ("gemma3_text", "gemma3", "llama", "qwen3_next")
+MOVING_ROPE = ("dynamic", "longrope")
 
 
-def check_model_type(config: Mapping[str, Any]) -> str:
-    """The model_type of a parsed config.json. Raises ValueError for one that is not known to be right.
+def check_model_type(config: Mapping[str, Any]) -> None:
+    """Raises ValueError for a parsed config.json whose model_type is not known to be right.
 
     Some architectures restart their state at every chunk, silently (jamba does), so each one is admitted by name.
     """
@@ -18,4 +19,14 @@ def check_model_type(config: Mapping[str, Any]) -> str:
         raise ValueError(
             f"model_type {model_type!r} is not supported by the embedded engine: allowed are {', '.join(ARCHITECTURES)}"
         )
-    return model_type
+
+
+def check_rope(config: Mapping[str, Any]) -> None:
+    """Raises ValueError for rotary embeddings that depend on how much is read at once: chunks would change the keys."""
+    for field, value in config.items():
+        if not isinstance(value, Mapping):
+            continue
+        kind = value.get("rope_type", value.get("type"))
+        if kind in MOVING_ROPE:
+            raise ValueError(f"{field}: rope type {kind!r} is not supported, because it differs from chunk to chunk")
+        check_rope(value)

@@ -21,13 +21,15 @@ class TokenLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     ``length`` counts all tokens seen; buffers hold rows for tokens [``base``, ``length``), shape (rows, heads, dim).
     """
 
-    def __init__(self, key: TensorSpec, value: TensorSpec, window: int | None) -> None:
+    def __init__(self, key: TensorSpec, value: TensorSpec, window: int | None, expected: int = 0) -> None:
+        """``expected`` tokens will come: without a window, room for them is set aside at once."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.is_sliding = window is not None
         self.window = window
         self.base = 0
         self.length = 0
-        self._buffers = [torch.empty((0, *spec.shape), dtype=TORCH_DTYPES[spec.dtype]) for spec in (key, value)]
+        rows = expected if window is None else 0
+        self._buffers = [torch.empty((rows, *spec.shape), dtype=TORCH_DTYPES[spec.dtype]) for spec in (key, value)]
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -119,8 +121,8 @@ class StateLayer(LinearAttentionLayer):
         return held
 
 
-def empty_cache(layout: KVLayout) -> Cache:
-    """A cache of no tokens for one request."""
+def empty_cache(layout: KVLayout, expected: int) -> Cache:
+    """A cache of no tokens for one request that will come to ``expected`` tokens (an estimate; more are welcome)."""
     layers: dict[int, CacheLayerMixin | LinearAttentionCacheLayerMixin] = {}
     for group in layout.groups:
         for layer in group.layers:
@@ -128,5 +130,5 @@ def empty_cache(layout: KVLayout) -> Cache:
             if group.kind is GroupKind.STATE:
                 layers[layer.index] = StateLayer.zeros(first, second)
             else:
-                layers[layer.index] = TokenLayer(first, second, group.window)
+                layers[layer.index] = TokenLayer(first, second, group.window, expected)
     return Cache(layers=[layers[index] for index in range(len(layers))])

@@ -145,9 +145,15 @@ class EngineLoop:
                 self._prefills.append(Prefill(command.job, ids, prefix, self._rank(0), then=command))
                 in_place += 1
                 continue
-            cache = empty_cache(self._model.layout)
+            try:
+                cache = empty_cache(self._model.layout, prefix + command.sampling.max_tokens)
+                if waiting.table is not None:
+                    load(cache, waiting.table, self._memory)
+            except Exception as error:
+                logger.exception("load failed job=%s", command.job)
+                self._send(JobFailed(command.job, "engine_error", f"{type(error).__name__} in load"))
+                continue
             if waiting.table is not None:
-                load(cache, waiting.table, self._memory)
                 self._send(Loaded(command.job))
             self._speak(command, cache)
 
@@ -179,7 +185,8 @@ class EngineLoop:
 
     def _run_chunk(self, prefill: Prefill) -> None:
         if prefill.cache is None:
-            prefill.cache = empty_cache(self._model.layout)
+            speaks = prefill.then.sampling.max_tokens if prefill.then else 0
+            prefill.cache = empty_cache(self._model.layout, prefill.stop + speaks)
             prefill.started = time.monotonic()
         begin, grid, cache, export = prefill.done, self._spec.chunk_tokens, prefill.cache, prefill.export
         end = min(prefill.stop, (begin // grid + 1) * grid)

@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache
 
 from engines.embedded import attention
-from engines.embedded.allowed import check_model_type
 from engines.embedded.cache import TORCH_DTYPES
 from engines.spec import EngineSpec
 from kvcache.layout import GroupKind, KVLayout
@@ -84,16 +83,15 @@ class LanguageModel:
 
 
 def load(spec: EngineSpec, config: Mapping[str, Any]) -> LanguageModel:
-    """Load the model of ``spec``, whose parsed config.json is ``config``.
+    """Load the model of ``spec``, whose parsed config.json is ``config`` and is of an allowed architecture.
 
     Raises ValueError for what is not supported, naming it and the cure.
     """
-    architecture = check_model_type(config)
     if spec.dtype not in ("bfloat16", "float32"):
         raise ValueError(f"dtype {spec.dtype} is not supported by the embedded engine: use bfloat16 or float32")
     layout = layout_from_config(config, spec.dtype)
     if any(g.kind is GroupKind.STATE for g in layout.groups) and spec.chunk_tokens % 64:
-        raise ValueError(f"chunk_tokens must be a multiple of 64 for {architecture}, got {spec.chunk_tokens}")
+        raise ValueError(f"chunk_tokens must be a multiple of 64 for {config['model_type']}, got {spec.chunk_tokens}")
     model = AutoModelForCausalLM.from_pretrained(
         spec.model_dir, dtype=TORCH_DTYPES[spec.dtype], local_files_only=True, use_safetensors=True
     )

@@ -45,10 +45,13 @@ class Sampler:
         return token in self._ends
 
     def choose(self, logits: Tensor) -> int:
-        """Pick a token by fp32 logits (vocabulary)."""
+        """Pick a token by fp32 logits (vocabulary). Raises ValueError or RuntimeError where they are no numbers."""
         sampling = self._sampling
         if sampling.temperature == 0 or sampling.top_k == 1:
-            return int(logits.argmax())
+            best = int(logits.argmax())
+            if not math.isfinite(logits[best]):
+                raise ValueError("the best logit is no number")
+            return best
         scores = logits / sampling.temperature
         candidates: Tensor | None = None
         if 0 < sampling.top_k < scores.numel():

@@ -22,6 +22,7 @@ from kvcache.layout import DType
 from kvcache.plan import chunk_bounds
 
 STEPS = 4
+LARGEST_CHUNK = 256
 BEHIND_BOUNDARY = 16
 TOLERANCE = {DType.FLOAT32: 1e-3, DType.BFLOAT16: 0.08}
 
@@ -66,12 +67,18 @@ def worst_error(chunked: Tensor, whole: Tensor, chunk_tokens: int) -> float:
     return max(float(stretch.median()) for stretch in [*behind, error[stop:]])
 
 
-def self_check(model: LanguageModel, dtype: DType, chunk_tokens: int) -> Trial:
-    """Compare both ways; raises ValueError, with the figure, where they differ by more than rounding."""
+def try_out(model: LanguageModel, dtype: DType, chunk_tokens: int, compare: bool) -> Trial:
+    """Run the engine's way on chunks of at most ``LARGEST_CHUNK`` and, if told to, ``compare`` with the other way.
+
+    Raises ValueError, with the figure, where they differ by more than rounding.
+    """
+    chunk_tokens = min(chunk_tokens, LARGEST_CHUNK)
     ids = trial_tokens(model.vocab_size, chunk_tokens)
+    if not compare:
+        return run_in_chunks(model, empty_cache(model.layout, ids.numel()), ids, chunk_tokens)
     with model.plain_attention():
         whole = model.hidden(ids[None], torch.arange(ids.numel())[None], DynamicCache(config=model.config))[0]
-    trial = run_in_chunks(model, empty_cache(model.layout), ids, chunk_tokens)
+    trial = run_in_chunks(model, empty_cache(model.layout, ids.numel()), ids, chunk_tokens)
     error = worst_error(trial.hidden, whole, chunk_tokens)
     if not error <= TOLERANCE[dtype]:
         raise ValueError(

@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 
-from engines.embedded.cache import empty_cache
 from engines.embedded.jobs import Limits
 from engines.embedded.loop import EngineLoop
 from engines.embedded.model import load
 from engines.embedded.pages import PageMemory
-from engines.embedded.selfcheck import run_in_chunks, self_check, trial_tokens
+from engines.embedded.selfcheck import try_out
 from engines.protocol import Command, EngineEvent, EngineInfo, Loading
 from engines.spec import EngineSpec
 from kvcache.hostpool import HostPool
@@ -35,11 +34,7 @@ def start(
     if context > model.context_tokens:
         raise ValueError(f"context_tokens {context} is above the model's limit of {model.context_tokens}")
     send(Loading("self-check", 0.6))
-    if spec.self_check:
-        trial = self_check(model, spec.dtype, spec.chunk_tokens)
-    else:
-        ids = trial_tokens(model.vocab_size, spec.chunk_tokens)
-        trial = run_in_chunks(model, empty_cache(model.layout), ids, spec.chunk_tokens)
+    trial = try_out(model, spec.dtype, spec.chunk_tokens, compare=spec.self_check)
     limits = Limits(model.layout, spec.block_tokens, model.vocab_size, context)
     loop = EngineLoop(model, model.end_tokens, limits, spec, PageMemory(pool), inbox, send)
     info = EngineInfo(

@@ -62,7 +62,7 @@ def test_bytes_that_were_loaded_are_exported_again_unchanged(stop: int) -> None:
     first, second = room.table("first", stop), room.table("second", stop)
     pieces = [bytes(torch.randint(0, 256, (piece.nbytes,), dtype=torch.uint8).tolist()) for piece in plan.pieces]
     room.fill(first, plan, pieces)
-    cache = empty_cache(layout())
+    cache = empty_cache(layout(), 10)
     load(cache, first, memory)
     assert cache.get_seq_length() == stop
     seen: list[int] = []
@@ -79,7 +79,7 @@ def test_bytes_that_were_loaded_are_exported_again_unchanged(stop: int) -> None:
 
 def test_joined_states_belong_to_their_requests_after_the_batch_is_gone() -> None:
     one_layer = KVLayout((GroupSpec(GroupKind.STATE, (LayerSpec(0, (CONV, RECURRENT)),)),))
-    caches = [empty_cache(one_layer) for _ in range(3)]
+    caches = [empty_cache(one_layer, 0) for _ in range(3)]
     batch = join(caches)
     assert isinstance(batch.layers[0], StateLayer)
     batch.layers[0].state(1).copy_(torch.arange(3.0).view(3, 1, 1, 1).expand(3, *RECURRENT.shape))

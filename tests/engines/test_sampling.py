@@ -106,3 +106,9 @@ def test_a_wrong_setting_is_named(field: str) -> None:
     wrong: dict[str, Any] = {"max_tokens": 4, field: -5 if field != "seed" else 2**70}
     with pytest.raises(ValueError, match=field):
         check_sampling(Sampling(**wrong), 100)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_no_numbers_are_refused(temperature: float) -> None:
+    with pytest.raises((ValueError, RuntimeError)):
+        draws(torch.tensor([0.0, float("nan"), 1.0]), 1, temperature=temperature)

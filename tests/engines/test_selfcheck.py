@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from engines.embedded.cache import StateLayer, TokenLayer
 from engines.embedded.model import LanguageModel, load
-from engines.embedded.selfcheck import STEPS, TOLERANCE, self_check, trial_tokens, worst_error
+from engines.embedded.selfcheck import STEPS, TOLERANCE, trial_tokens, try_out, worst_error
 from engines.spec import EngineSpec
 from kvcache.layout import DType
 from kvcache.plan import chunk_bounds
@@ -28,7 +28,7 @@ def loaded(path: Path, dtype: DType) -> LanguageModel:
 @pytest.mark.parametrize("name", ["llama", "gemma3_text:64", "qwen3_next"])
 def test_right_models_pass_and_are_timed(model_dir: Callable[[str], Path], name: str, dtype: DType) -> None:
     with torch.inference_mode():
-        trial = self_check(loaded(model_dir(name), dtype), dtype, 64)
+        trial = try_out(loaded(model_dir(name), dtype), dtype, 64, compare=True)
     assert trial.prefill_tokens_per_s > 0
     assert trial.decode_tokens_per_s > 0
 
@@ -65,7 +65,7 @@ def test_a_recurrent_state_that_is_lost_between_chunks_is_refused(
 
     monkeypatch.setattr(StateLayer, "update_recurrent_state", forget)
     with torch.inference_mode(), pytest.raises(ValueError, match="self-check: prefill in chunks of 64 differs"):
-        self_check(model, dtype, 64)
+        try_out(model, dtype, 64, compare=True)
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16])
@@ -75,4 +75,4 @@ def test_a_window_that_is_too_short_is_refused(
     model = loaded(model_dir("gemma3_text:64"), dtype)
     monkeypatch.setattr(TokenLayer, "_oldest", lambda self: max(self.base, self.length - 10) if self.window else 0)
     with torch.inference_mode(), pytest.raises(ValueError, match="self-check"):
-        self_check(model, dtype, 64)
+        try_out(model, dtype, 64, compare=True)
