@@ -11,6 +11,8 @@ import socket
 import ssl
 from collections.abc import Sequence
 
+from kvcache.session import PeerRefused
+
 MAX_VIEWS = 64
 
 
@@ -71,7 +73,10 @@ class TlsChannel(Channel):
     async def over(
         cls, sock: socket.socket, context: ssl.SSLContext, server_side: bool, server_hostname: str | None
     ) -> TlsChannel:
-        """Shake hands on a connected socket. Raises OSError; the caller closes ``sock`` then."""
+        """Shake hands on a connected socket, which moves into the channel or is closed.
+
+        Raises OSError; PeerRefused (field ``tls``) for an unknown certificate or an older TLS.
+        """
         wrapped = context.wrap_socket(
             sock, server_side=server_side, do_handshake_on_connect=False, server_hostname=server_hostname
         )
@@ -85,7 +90,10 @@ class TlsChannel(Channel):
                 except ssl.SSLWantWriteError:
                     await wait_ready(wrapped, writing=True)
             if wrapped.version() != "TLSv1.3":
-                raise ConnectionError(f"tls: TLSv1.3 is needed, the peer offers {wrapped.version()}")
+                raise PeerRefused("tls", f"TLSv1.3 is needed, {wrapped.version()} was agreed")
+        except ssl.SSLCertVerificationError as error:
+            wrapped.close()
+            raise PeerRefused("tls", f"the certificate is not accepted: {error.verify_message}") from error
         except BaseException:
             wrapped.close()
             raise

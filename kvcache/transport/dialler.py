@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import os
 import random
 import socket
 
@@ -57,10 +58,11 @@ async def connect(address: KvAddress, tls: bool, limits: TransportLimits) -> soc
             return sock
         except TimeoutError:
             sock.close()
-            failure = TimeoutError(f"{address.host}:{address.port} did not answer within {limits.connect_s} s")
+            failure = TimeoutError(f"no answer within {limits.connect_s} s: {address.host}:{address.port}")
         except OSError as error:
             sock.close()
-            failure = error
+            reason = os.strerror(error.errno) if error.errno is not None else str(error)
+            failure = ConnectionError(f"{reason}: {address.host}:{address.port}")
         except BaseException:
             sock.close()
             raise

@@ -110,8 +110,7 @@ class KvEndpoint:
         waiter: asyncio.Future[Peer] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(wanted, set()).add(waiter)
         if dial is not None and wanted not in self._dials:
-            task = self._dials[wanted] = self._spawn(self._dial(wanted, dial))
-            task.add_done_callback(lambda done: self._dials.get(wanted) is done and self._dials.pop(wanted))
+            self._dials[wanted] = self._spawn(self._dial(wanted, dial))
         try:
             async with asyncio.timeout_at(deadline):
                 return await waiter
@@ -176,7 +175,7 @@ class KvEndpoint:
             logger.info("event=kv_inbound_refused cause=%s", str(error) or "handshake took too long")
 
     async def _dial(self, wanted: Wanted, address: KvAddress) -> None:
-        """Try until it works, is refused, or nobody waits any more."""
+        """Try until nobody waits any more: it worked, was refused, or all deadlines passed."""
         loop = asyncio.get_running_loop()
         backoff = self._backoffs.pop(wanted, None)
         if backoff is None:
@@ -184,8 +183,10 @@ class KvEndpoint:
         self._backoffs[wanted] = backoff
         if len(self._backoffs) > _MAX_BACKOFFS:
             self._backoffs.popitem(last=False)
-        while wanted in self._waiters:
+        while True:
             await asyncio.sleep(backoff.remaining(loop.time()))
+            if wanted not in self._waiters:
+                return
             try:
                 async with self._dial_slots:
                     sock = await connect(address, self._dial_ssl is not None, self._limits)
@@ -194,10 +195,12 @@ class KvEndpoint:
                 finally:
                     sock.close()
                 self._backoffs.pop(wanted, None)
+                return
             except PeerRefused as refusal:
                 backoff.failed(loop.time(), str(refusal))
                 if refusal.field != _DUPLICATE:
                     self._settle(wanted, refusal)
+                    return
             except (OSError, ValueError) as error:
                 backoff.failed(loop.time(), str(error) or "handshake took too long")
                 logger.info("event=kv_dial_failed peer=%s cause=%s", wanted[0], backoff.cause)
@@ -284,7 +287,11 @@ class KvEndpoint:
             del self._peers[peer.identity.node_id]
 
     def _settle(self, wanted: Wanted, outcome: Peer | PeerRefused | PeerUnreachable) -> None:
-        """Answer all who wait for this peer."""
+        """Answer all who wait for this peer.
+
+        A handshake under way is not cancelled: were both sides to do so, neither connection would be left.
+        """
+        self._dials.pop(wanted, None)
         for waiter in self._waiters.pop(wanted, ()):
             if waiter.done():
                 continue
