@@ -1,0 +1,127 @@
+"""How fast KV passes between two processes over the loopback: ``python -m tests.bench.kv_transport --help``.
+
+The child receives into a pool of its own, scattered over extents as pages would have it; a round ends when the child
+has everything and says so. The first round warms both up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import mmap
+import multiprocessing
+import os
+import ssl
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from kvcache.control import KvAddress
+from kvcache.transport import KvEndpoint, LocalIdentity, Peer
+from kvcache.wire import Data, Grant, Role
+
+TRANSFER = bytes(16)
+
+
+def split(view: memoryview, extent: int) -> list[memoryview]:
+    """``view`` in parts of ``extent`` bytes."""
+    return [view[at : at + extent] for at in range(0, len(view), extent)]
+
+
+class Receiver:
+    """Counts pieces; answers a whole round with a Grant."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._pool = memoryview(mmap.mmap(-1, options.total))
+        self._pool[:] = bytes(options.total)
+        self._pieces = 0
+        self.signal = asyncio.Event()
+        self.lost = asyncio.Event()
+
+    def on_frame(self, peer: Peer, frame: object) -> None:
+        self.signal.set()
+
+    def payload_target(self, peer: Peer, data: Data) -> Sequence[memoryview]:
+        at = data.seq * self._options.piece
+        return split(self._pool[at : at + data.wire_bytes], self._options.extent)
+
+    def on_data(self, peer: Peer, data: Data) -> None:
+        self._pieces += 1
+        if self._pieces == self._options.total // self._options.piece:
+            self._pieces = 0
+            peer.send(Grant(TRANSFER))
+
+    def on_lost(self, peer: Peer, cause: str) -> None:
+        self.lost.set()
+
+
+def identity(name: str) -> LocalIdentity:
+    return LocalIdentity(name, "1", Ed25519PrivateKey.generate(), "bench", lambda: Role.PREFILL)
+
+
+async def receive(options: argparse.Namespace, pipe: Connection) -> None:
+    """The child: listen, and end with the first connection."""
+    context = None
+    if options.tls:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(options.tls[0], options.tls[1])
+    receiver = Receiver(options)
+    endpoint = KvEndpoint(identity("b"), receiver)
+    pipe.send(await endpoint.listen("127.0.0.1", 0, context))
+    await receiver.lost.wait()
+    await endpoint.close()
+
+
+async def send(options: argparse.Namespace, port: int) -> None:
+    """The parent: send every piece, in ``senders`` transfers at once, round after round."""
+    context = ssl.create_default_context(cafile=options.tls[0]) if options.tls else None
+    receiver = Receiver(options)
+    endpoint = KvEndpoint(identity("a"), receiver, dial_ssl=context)
+    deadline = asyncio.get_running_loop().time() + 10
+    peer = await endpoint.peer("b", "1", KvAddress("127.0.0.1", port), deadline)
+    source = memoryview(os.urandom(1 << 20) * (options.total >> 20))
+    size, pieces = options.piece, options.total // options.piece
+
+    async def transfer(sender: int) -> None:
+        name = sender.to_bytes(16, "big")
+        for seq in range(sender, pieces, options.senders):
+            data = Data(name, seq, 0, 0, 0, 0, 1, "bfloat16", "raw", size, size, bytes(16))
+            await peer.send_data(data, split(source[seq * size : (seq + 1) * size], options.extent))
+
+    for _ in range(options.rounds):
+        began = time.perf_counter()
+        await asyncio.gather(*(transfer(sender) for sender in range(options.senders)))
+        await receiver.signal.wait()
+        receiver.signal.clear()
+        print(f"{options.total / (time.perf_counter() - began) / 1e9:.2f} GB/s", flush=True)
+    await endpoint.close()
+
+
+def child(options: argparse.Namespace, pipe: Connection) -> None:
+    asyncio.run(receive(options, pipe))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--total", type=int, default=256 << 20, help="bytes of one round")
+    parser.add_argument("--piece", type=int, default=128 << 10, help="payload bytes of one Data frame")
+    parser.add_argument("--extent", type=int, default=32 << 10, help="bytes that lie together in the pool")
+    parser.add_argument("--senders", type=int, default=2, help="transfers at once over the one connection")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tls", nargs=2, metavar=("CERT", "KEY"), help="a certificate for 127.0.0.1 and its key")
+    options = parser.parse_args()
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=child, args=(options, theirs))
+    process.start()
+    try:
+        asyncio.run(send(options, ours.recv()))
+    finally:
+        process.join(10)
+        process.kill()
+
+
+if __name__ == "__main__":
+    main()
