@@ -30,6 +30,7 @@ from kvcache.wire import (
 NONCE_BYTES = 32
 KEY_BYTES = 32
 MAX_NAME_CHARS = 256
+MAX_DETAIL_CHARS = 512
 REFUSED = "refused "
 
 _LABELS = {True: b"prfaas-kv-1 dialled\0", False: b"prfaas-kv-1 accepted\0"}
@@ -46,7 +47,7 @@ class PeerRefused(Exception):
 
     def abort(self) -> Abort:
         """What to tell the other side before closing."""
-        return Abort(b"", REFUSED + self.field, self.detail)
+        return Abort(b"", REFUSED + self.field, self.detail[:MAX_DETAIL_CHARS])
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,19 +186,19 @@ class WireError(ValueError):
 def encode_frame(frame: Frame, version: int = WIRE_VERSION) -> bytes:
     """One frame as bytes; of a Data frame all but the payload, which must follow at once.
 
-    Raises WireError for a frame larger than a receiver reads.
+    Raises ValueError for a frame larger than a receiver reads.
     """
     kind = _kind_of_type[type(frame)]
     body = _encoder.encode(frame)
     if isinstance(frame, Data):
         if len(body) > MAX_DATA_HEAD:
-            raise WireError("head", f"{len(body)} bytes of Data header, at most {MAX_DATA_HEAD} are read")
+            raise ValueError(f"Data header of {len(body)} bytes, at most {MAX_DATA_HEAD} are read")
         if not 0 <= frame.wire_bytes <= MAX_PAYLOAD_BYTES:
-            raise WireError("wire_bytes", f"{frame.wire_bytes} lies outside [0, {MAX_PAYLOAD_BYTES}]")
+            raise ValueError(f"wire_bytes {frame.wire_bytes} lies outside [0, {MAX_PAYLOAD_BYTES}]")
         return header.pack(len(body) + frame.wire_bytes, version, kind, len(body)) + body
     limit = MAX_HANDSHAKE_BODY if isinstance(frame, Hello | Proof) else MAX_CONTROL_BODY
     if len(body) > limit:
-        raise WireError("length", f"{len(body)} bytes of {type(frame).__name__}, at most {limit} are read")
+        raise ValueError(f"{type(frame).__name__} of {len(body)} bytes, at most {limit} are read")
     return header.pack(len(body), version, kind, 0) + body
 
 

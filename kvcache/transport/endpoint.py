@@ -14,20 +14,16 @@ from collections.abc import Coroutine
 from functools import partial
 
 from kvcache.control import KvAddress, LinkReport
-from kvcache.framing import FrameParser
 from kvcache.session import NONCE_BYTES, Expected, PeerIdentity, PeerRefused, Session
-from kvcache.transport.channel import Channel, TlsChannel
 from kvcache.transport.dialler import Backoff, connect
+from kvcache.transport.greeting import greet
 from kvcache.transport.interface import FrameHandler, LocalIdentity, PeerUnreachable, TransportLimits
 from kvcache.transport.link import tune
 from kvcache.transport.peer import Peer
-from kvcache.wire import OLDEST_WIRE_VERSION, WireError, encode_frame
+from kvcache.wire import WireError
 
 logger = logging.getLogger(__name__)
 
-_LINGER_S = 1.0
-_LINGER_BYTES = 4096
-_LINGER_READS = 64
 _MAX_BACKOFFS = 1024
 _DUPLICATE = "duplicate"
 
@@ -208,48 +204,17 @@ class KvEndpoint:
     async def _greet(
         self, sock: socket.socket, context: ssl.SSLContext | None, dialled_host: str | None, expected: Expected | None
     ) -> None:
-        """Make a peer of a connected socket, or raise PeerRefused, WireError or OSError.
+        """Make a peer of a connected socket, whose descriptor moves; the caller closes ``sock`` in any case.
 
-        The descriptor moves out of ``sock``, which the caller closes in any case.
+        Raises PeerRefused, WireError or OSError.
         """
         dialled = expected is not None
-        sock = socket.socket(fileno=sock.detach())
-        sock.setblocking(False)
-        channel = Channel(sock)
-        try:
-            async with asyncio.timeout(self._limits.handshake_s):
-                if context is not None:
-                    channel = await TlsChannel.over(sock, context, not dialled, dialled_host)
-                parser = FrameParser()
-                me = self._identity.as_peer()
-                session = Session(me, self._identity.key, dialled, expected, os.urandom(NONCE_BYTES))
-                try:
-                    await self._shake_hands(channel, parser, session)
-                except (PeerRefused, WireError) as error:
-                    await _say_refused(channel, error)
-                    raise
-        except BaseException:
-            channel.close()
-            raise
+        session = Session(self._identity.as_peer(), self._identity.key, dialled, expected, os.urandom(NONCE_BYTES))
+        async with asyncio.timeout(self._limits.handshake_s):
+            channel, parser = await greet(sock, context, dialled_host, session, self._check_admissible)
         assert session.peer is not None
         limits, handler = self._limits, self._handler
         self._admit(Peer(session.peer, dialled, session.version, channel, parser, handler, limits, self._ended))
-
-    async def _shake_hands(self, channel: Channel, parser: FrameParser, session: Session) -> None:
-        await channel.send_all(session.start())
-        while session.peer is None:
-            frame = parser.next_frame()
-            if frame is None:
-                count = await channel.receive_some(parser.get_buffers())
-                if count == 0:
-                    raise ConnectionResetError("closed by the peer during the handshake")
-                parser.buffer_updated(count)
-                continue
-            answer = session.receive(frame, parser.hello_body)
-            if session.peer is not None:
-                self._check_admissible(session.peer, session.dialled)
-            await channel.send_all(answer)
-        parser.establish()
 
     # ---- the registry
 
@@ -316,21 +281,3 @@ class KvEndpoint:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-async def _say_refused(channel: Channel, error: PeerRefused | WireError) -> None:
-    """Tell the peer why, and let it read that: closing with unread bytes would take the answer back."""
-    if isinstance(error, WireError):
-        error = PeerRefused(error.field, error.reason)
-    if error.by_peer:
-        return
-    try:
-        await channel.send_all(encode_frame(error.abort(), OLDEST_WIRE_VERSION))
-        channel.sock.shutdown(socket.SHUT_WR)
-        scratch = memoryview(bytearray(_LINGER_BYTES))
-        async with asyncio.timeout(_LINGER_S):
-            for _ in range(_LINGER_READS):
-                if await channel.receive_some([scratch]) == 0:
-                    return
-    except OSError as failure:
-        logger.debug("event=kv_refusal_untold cause=%s", failure)

@@ -7,6 +7,8 @@ import struct
 import sys
 from dataclasses import dataclass
 
+from kvcache.control import LinkReport
+
 _INFO_BYTES = 168
 _APP_LIMITED = 1
 _BUSY_GAP_S = 0.05
@@ -28,7 +30,7 @@ def tcp_info(sock: socket.socket) -> TcpInfo | None:
         return None
     try:
         raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-    except OSError:
+    except OSError:  # closed
         return None
     if len(raw) < _INFO_BYTES:
         return None
@@ -82,3 +84,46 @@ class RateMeter:
             rate = self._bytes / self._busy_s
             self.bytes_per_s = rate if not self.bytes_per_s else 0.8 * self.bytes_per_s + 0.2 * rate
             self._bytes, self._busy_s = 0, 0.0
+
+
+class LinkFigures:
+    """Counts of one connection, and what the kernel says of its socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._received = 0
+        self._sent = 0
+        self._meter = RateMeter()
+        self._delivery = 0.0
+
+    def received(self, nbytes: int, now: float) -> None:
+        """Bytes have come."""
+        self._received += nbytes
+        self._meter.add(nbytes, now)
+
+    def sent(self, nbytes: int) -> None:
+        """Bytes have gone to the kernel."""
+        self._sent += nbytes
+
+    def sample(self) -> None:
+        """Keep the last delivery rate that was the path's, not the sender's."""
+        info = tcp_info(self._sock)
+        if info is not None and info.delivery_bytes_per_s:
+            self._delivery = info.delivery_bytes_per_s
+
+    def rtt_s(self, measured: float) -> float:
+        """The kernel's round trip, or the one ``measured`` above it."""
+        info = tcp_info(self._sock)
+        return info.rtt_s if info is not None else measured
+
+    def report(self, peer_node: str, measured_rtt_s: float) -> LinkReport:
+        """Since the connection began; the rate is that of the direction which carried more."""
+        info = tcp_info(self._sock)
+        return LinkReport(
+            peer_node,
+            measured_rtt_s if info is None else info.rtt_s,
+            self._meter.bytes_per_s if self._received > self._sent else self._delivery,
+            self._received,
+            self._sent,
+            0 if info is None else info.retransmits,
+        )

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 
 from kvcache.control import LinkReport
 from kvcache.framing import FrameParser
-from kvcache.session import Liveness, PeerIdentity
+from kvcache.session import MAX_DETAIL_CHARS, Liveness, PeerIdentity
 from kvcache.transfer import TransferViolation
 from kvcache.transport.channel import Channel
 from kvcache.transport.interface import FrameHandler, PeerLost, TransferFrame, TransportLimits
-from kvcache.transport.link import RateMeter, tcp_info
+from kvcache.transport.link import LinkFigures
 from kvcache.transport.sendqueue import SendQueue
 from kvcache.wire import Abort, Data, Frame, Hello, Open, Ping, Pong, Proof, WireError, encode_frame
 
@@ -56,10 +56,7 @@ class Peer:
         self._unyielded = 0
         self._paused = False
         self._cause: str | None = None
-        self._received = 0
-        self._sent = 0
-        self._meter = RateMeter()
-        self._delivery = 0.0
+        self._figures = LinkFigures(channel.sock)
         self._liveness = Liveness(self._loop.time(), limits.ping_every_s, limits.lost_after_s)
         parser.target = self._target
         self._loop.add_reader(self._fd, self._read)
@@ -74,28 +71,18 @@ class Peer:
     @property
     def rtt_s(self) -> float:
         """Round trip: the kernel's estimate, or the last ping's; 0 before the first measurement."""
-        info = tcp_info(self._channel.sock) if self.alive else None
-        return info.rtt_s if info is not None else self._liveness.rtt_s
+        return self._figures.rtt_s(self._liveness.rtt_s)
 
     def report(self) -> LinkReport:
         """Figures of this connection since it began."""
-        info = tcp_info(self._channel.sock) if self.alive else None
-        goodput = self._meter.bytes_per_s if self._received > self._sent else self._delivery
-        return LinkReport(
-            self.identity.node_id,
-            self.rtt_s,
-            goodput,
-            self._received,
-            self._sent,
-            info.retransmits if info is not None else 0,
-        )
+        return self._figures.report(self.identity.node_id, self._liveness.rtt_s)
 
     # ---- sending
 
     def send(self, frame: TransferFrame) -> None:
         """Send a control frame as soon as can be; it overtakes queued Data frames. Does nothing once the peer is lost.
 
-        A peer that lets too many pile up is closed. Raises WireError for a frame too large to be read.
+        A peer that lets too many pile up is closed. Raises ValueError for a frame too large to be read.
         """
         self._send(frame)
 
@@ -149,7 +136,7 @@ class Peer:
                 count = self._channel.send(views)
                 if count is None:
                     break
-                self._sent += count
+                self._figures.sent(count)
                 budget -= count
                 for item in self._queue.sent(count):
                     assert item.waiter is not None
@@ -217,9 +204,8 @@ class Peer:
             self.close(f"handler failed: {type(error).__name__}")
         if turn:
             now = self._loop.time()
-            self._received += turn
             self._liveness.heard(now)
-            self._meter.add(turn, now)
+            self._figures.received(turn, now)
 
     def _deliver_frames(self) -> bool:
         """Hand over all whole frames; False where reading must stop."""
@@ -270,7 +256,7 @@ class Peer:
     def close(self, cause: str) -> None:
         """End the connection, telling the peer why if that can be done at once; harmless when repeated."""
         if self._cause is None and self._queue.between_frames:
-            farewell = encode_frame(Abort(b"", CLOSING, cause[:512]), self._version)
+            farewell = encode_frame(Abort(b"", CLOSING, cause[:MAX_DETAIL_CHARS]), self._version)
             try:
                 self._channel.send([memoryview(farewell)])
             except OSError as error:
@@ -283,9 +269,7 @@ class Peer:
         if self._liveness.lost(now):
             self._end(f"silent for {self._limits.lost_after_s} s")
             return
-        info = tcp_info(self._channel.sock)
-        if info is not None and info.delivery_bytes_per_s:
-            self._delivery = info.delivery_bytes_per_s
+        self._figures.sample()
         if ping is not None:
             self._send(ping)
         if self._cause is None:

@@ -82,6 +82,17 @@ def test_another_fingerprint_is_refused_by_name_with_both_values() -> None:
     assert "'other'" in told.value.detail
 
 
+def test_a_refusal_is_small_enough_to_be_read_whatever_the_other_side_said() -> None:
+    """A stranger reads no more than 4 KiB before the handshake's end."""
+    with pytest.raises(PeerRefused) as caught:
+        converse(Side(identity("a", fingerprint="é" * 1500), True), Side(identity("b"), False))
+    parser = FrameParser()
+    told = encode_frame(caught.value.abort())
+    parser.get_buffers()[0][: len(told)] = told
+    parser.buffer_updated(len(told))
+    assert parser.next_frame() == caught.value.abort()
+
+
 @pytest.mark.parametrize(
     ("expected", "field"), [(Expected("c", "b-1"), "node_id"), (Expected("b", "b-0"), "incarnation")]
 )

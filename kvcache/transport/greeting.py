@@ -1,0 +1,88 @@
+"""The handshake over a real connection: TLS first where it is asked for, then the session's frames."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+
+from kvcache.framing import FrameParser
+from kvcache.session import PeerIdentity, PeerRefused, Session
+from kvcache.transport.channel import Channel, TlsChannel
+from kvcache.wire import OLDEST_WIRE_VERSION, WireError, encode_frame
+
+logger = logging.getLogger(__name__)
+
+_LINGER_S = 1.0
+_LINGER_BYTES = 4096
+_LINGER_READS = 64
+
+
+async def greet(
+    sock: socket.socket,
+    context: ssl.SSLContext | None,
+    dialled_host: str | None,
+    session: Session,
+    check: Callable[[PeerIdentity, bool], None],
+) -> tuple[Channel, FrameParser]:
+    """Carry ``session`` to its end over a connected socket; the descriptor moves out of ``sock``.
+
+    ``check(peer, dialled)`` may refuse a peer that has proved itself, before it learns that it has. The parser may hold
+    the first bytes of what follows. Raises PeerRefused or WireError, which the peer was told, or OSError; the
+    connection is closed then.
+    """
+    sock = socket.socket(fileno=sock.detach())
+    sock.setblocking(False)
+    channel = Channel(sock)
+    parser = FrameParser()
+    try:
+        if context is not None:
+            channel = await TlsChannel.over(sock, context, not session.dialled, dialled_host)
+        try:
+            await _converse(channel, parser, session, check)
+        except (PeerRefused, WireError) as error:
+            await _say_refused(channel, error)
+            raise
+    except BaseException:
+        channel.close()
+        raise
+    return channel, parser
+
+
+async def _converse(
+    channel: Channel, parser: FrameParser, session: Session, check: Callable[[PeerIdentity, bool], None]
+) -> None:
+    await channel.send_all(session.start())
+    while session.peer is None:
+        frame = parser.next_frame()
+        if frame is None:
+            count = await channel.receive_some(parser.get_buffers())
+            if count == 0:
+                raise ConnectionResetError("closed by the peer during the handshake")
+            parser.buffer_updated(count)
+            continue
+        answer = session.receive(frame, parser.hello_body)
+        if session.peer is not None:
+            check(session.peer, session.dialled)
+        await channel.send_all(answer)
+    parser.establish()
+
+
+async def _say_refused(channel: Channel, error: PeerRefused | WireError) -> None:
+    """Tell the peer why, and let it read that: closing with unread bytes would take the answer back."""
+    if isinstance(error, WireError):
+        error = PeerRefused(error.field, error.reason)
+    if error.by_peer:
+        return
+    try:
+        await channel.send_all(encode_frame(error.abort(), OLDEST_WIRE_VERSION))
+        channel.sock.shutdown(socket.SHUT_WR)
+        scratch = memoryview(bytearray(_LINGER_BYTES))
+        async with asyncio.timeout(_LINGER_S):
+            for _ in range(_LINGER_READS):
+                if await channel.receive_some([scratch]) == 0:
+                    return
+    except OSError as failure:
+        logger.debug("event=kv_refusal_untold cause=%s", failure)
