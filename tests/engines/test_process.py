@@ -219,11 +219,12 @@ async def test_a_closed_engine_ends_its_streams_and_closing_twice_is_harmless(
     stream = engine.submit(GenerateCommand("g", prompt(40), 0, (), ENDLESS))
     await asyncio.gather(engine.close(), engine.close())
     assert not alive(engine.pid)
-    with pytest.raises(EngineLost, match="closed"):
+    with pytest.raises(EngineLost, match=r"closed \(exit status 0\)"):
         [event async for event in stream]
 
 
-async def test_an_engine_dies_with_its_node(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_an_engine_dies_with_its_node_even_when_stopped(model_dir: Callable[[str], Path], stopped: bool) -> None:
     script = textwrap.dedent("""
         import asyncio, sys
         from pathlib import Path
@@ -245,6 +246,8 @@ async def test_an_engine_dies_with_its_node(model_dir: Callable[[str], Path], tm
     assert node.stdout is not None
     pid = int(await asyncio.wait_for(node.stdout.readline(), 60))
     assert alive(pid)
+    if stopped:
+        os.kill(pid, signal.SIGSTOP)
     node.kill()
     await node.wait()
     for _ in range(20):
