@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isclose
 
 from scheduler.lengths import TruncatedLogNormal
 from scheduler.profiles import CASE_STUDY_KV, H20, H20_DECODE, H200
@@ -12,7 +11,7 @@ from scheduler.service_times import service_times
 from scheduler.split_search import SplitSearch
 from scheduler.throughput import Deployment, LocalNodes, PrefillCluster, PrefillNodes, Rates, Reading
 
-SOURCE = "arXiv 2604.15039, tables 5 and 6"
+SOURCE = "arXiv 2604.15039, tables of its case study"
 LINK_GBPS = 100.0
 PUBLISHED_T = 19_400.0
 OUTPUT_TOKENS = 1024
@@ -88,11 +87,10 @@ PUBLISHED: Mapping[str, Figures] = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One deployment under one reading. ``limited_by`` says which side is full first: prefill, decode or both."""
+    """One deployment under one reading."""
 
     figures: Figures
     rates: Rates
-    limited_by: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +159,4 @@ def _outcome(deployment: Deployment, rates: Rates, ratio: float) -> Outcome:
         ttft_mean_s=times.mean_s,
         ttft_p90_s=times.p90_s,
     )
-    return Outcome(figures, rates, _limited_by(rates))
-
-
-def _limited_by(rates: Rates) -> str:
-    if isclose(rates.theta_pdd, rates.prefill_limit, rel_tol=1e-6):
-        return "both"
-    return "decode" if rates.theta_pdd < rates.prefill_limit else "prefill"
+    return Outcome(figures, rates)

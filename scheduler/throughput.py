@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from math import inf
+from math import inf, isclose
 
 import numpy as np
 
@@ -144,6 +144,13 @@ class Rates:
     def lambda_max(self) -> float:
         """Equation 6: requests per second of the whole."""
         return min(self.prefill_limit, self.theta_pdd)
+
+    @property
+    def limited_by(self) -> str:
+        """Which side is full first: prefill, decode or both."""
+        if isclose(self.theta_pdd, self.prefill_limit, rel_tol=1e-6):
+            return "both"
+        return "decode" if self.theta_pdd < self.prefill_limit else "prefill"
 
     @property
     def egress_bytes_per_s(self) -> float:
