@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
 from collections import deque
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from gateway.sessions import NodeLost, NodeSession
@@ -26,17 +28,23 @@ from scheduler.decision import Option
 from scheduler.speeds import LinkSpeed
 
 MAX_UNREAD_DELTAS = 8192
+MAX_DETAIL_CHARS = 500
+_WORD = re.compile(r"^[a-z][a-z0-9_]{0,39}$")
 HEARSAY_S = 0.5
 
 
 class AttemptFailed(Exception):
-    """The attempt is over. ``stage`` and ``cause`` are short words; ``node_id`` says where it was noticed."""
+    """The attempt is over. ``stage`` and ``cause`` are short words, safe to log; ``node_id`` says where it was noticed.
+
+    ``detail`` is a node's own text, for operators only.
+    """
 
     def __init__(self, stage: str, cause: str, detail: str = "", node_id: str | None = None) -> None:
-        super().__init__(f"{stage}: {cause}" + (f" ({detail})" if detail else ""))
-        self.stage = stage
-        self.cause = cause
+        self.stage = stage if _WORD.match(stage) else "other"
+        self.cause = cause if _WORD.match(cause) else "other"
+        self.detail = detail[:MAX_DETAIL_CHARS]
         self.node_id = node_id
+        super().__init__(f"stage={self.stage} cause={self.cause} node={node_id} detail={self.detail!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +86,7 @@ class Attempt:
         self._closed = False
         self._finished = False
         self._hearsay = False
-        self._outcome: tuple[str, str | None] = ("running", None)
+        self._outcome: tuple[str, AttemptFailed | None] = ("running", None)
         self._dispatched_at = time.time()
         self._figures: dict[str, Any] = {}
 
@@ -109,12 +117,12 @@ class Attempt:
         assert self._failure is not None
         raise self._failure
 
-    def close(self, outcome: str, cause: str | None = None) -> None:
+    def close(self, outcome: str, failure: AttemptFailed | None = None) -> None:
         """End both legs: what still runs is cancelled. Idempotent; the first outcome stays."""
         if self._closed:
             return
         self._closed = True
-        self._outcome = (outcome, cause)
+        self._outcome = (outcome, failure)
         now = asyncio.get_running_loop().time()
         if self._finished:
             self.decode.jobs.pop(self._job.generation, None)
@@ -142,7 +150,7 @@ class Attempt:
                 self._figures["prefill_s"] = message.compute_s
                 node.speed.observe(message.tokens, message.compute_s)
                 self._computing_ended()
-            case TransferDone() if node is self.decode and self.leg is not None and not self._transferred:
+            case TransferDone() if node is self.decode and not self._transferred and self._plausible(message):
                 self._on_transferred(message)
             case Delta() | Finished() if node is self.decode and self._transferred:
                 self._on_answer(message)
@@ -162,7 +170,7 @@ class Attempt:
 
     def record(self) -> dict[str, Any]:
         """This attempt as a decision record keeps it."""
-        outcome, cause = self._outcome
+        outcome, failure = self._outcome
         entry: dict[str, Any] = {
             "attempt": self.number,
             "transfer": None if self.leg is None else self.transfer.hex(),
@@ -171,7 +179,9 @@ class Attempt:
             "decode_node": self.option.decode_node,
             "codec": None if self.leg is None else self.option.codec,
             "outcome": outcome,
-            "cause": cause,
+            "cause": None if failure is None else failure.cause,
+            "stage": None if failure is None else failure.stage,
+            "detail": None if failure is None else failure.detail,
         }
         if self.leg is not None:
             entry["range"] = [self.leg.start, self.leg.stop]
@@ -180,6 +190,12 @@ class Attempt:
 
     def _is_prefill(self, node: NodeSession) -> bool:
         return self.leg is not None and node is self.leg.node
+
+    def _plausible(self, done: TransferDone) -> bool:
+        """Whether these figures can be of this transfer: estimators and counters would keep nonsense for long."""
+        times = (done.transfer_s, done.exposed_s)
+        sizes = 0 < done.raw_bytes <= self.option.transfer_bytes and done.wire_bytes > 0
+        return sizes and all(isfinite(seconds) and seconds >= 0 for seconds in times)
 
     def _on_transferred(self, done: TransferDone) -> None:
         assert self.leg is not None
@@ -216,7 +232,7 @@ class Attempt:
         if self._closed or self._finished:
             return
         self._failure = failure
-        self.close("failed", failure.cause)
+        self.close("failed", failure)
         self._wake.set()
 
     def _computing_ended(self) -> None:

@@ -22,13 +22,14 @@ MAX_UNWRITTEN = 1024
 class Decisions:
     """The newest records by internal id and by request id. One thread writes them to the state file, if there is one.
 
-    A record lost to a full writer queue is counted in ``unwritten``; requests never wait for the disk.
+    It has a connection of its own, so that requests never wait for the disk; a record lost to a full queue is counted
+    in ``unwritten``.
     """
 
     def __init__(self, state: State) -> None:
-        self._state = state
+        self._disk = None if state.file is None else State(state.file)
         self._recent: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="decisions") if state.file else None
+        self._writer = None if self._disk is None else ThreadPoolExecutor(1, thread_name_prefix="decisions")
         self._pending = 0
         self._written = 0
         self.unwritten = 0
@@ -53,32 +54,36 @@ class Decisions:
         for record in reversed(self._recent.values()):
             if record["request_id"] == name:
                 return record
-        rows = self._state.execute(
+        if self._disk is None:
+            return None
+        rows = self._disk.execute(
             "SELECT record FROM decisions WHERE id = ? OR request_id = ? ORDER BY seq DESC LIMIT 1", (name, name)
         )
         return msgspec.json.decode(rows[0][0]) if rows else None
 
     def recent(self, limit: int) -> list[dict[str, Any]]:
         """The newest records, newest first."""
-        if len(self._recent) >= limit or self._writer is None:
+        if len(self._recent) >= limit or self._disk is None:
             return list(reversed(self._recent.values()))[:limit]
-        rows = self._state.execute("SELECT record FROM decisions ORDER BY seq DESC LIMIT ?", (limit,))
+        rows = self._disk.execute("SELECT record FROM decisions ORDER BY seq DESC LIMIT ?", (limit,))
         return [msgspec.json.decode(row[0]) for row in rows]
 
     def close(self) -> None:
         """Write what is pending. Idempotent."""
-        if self._writer is not None:
+        if self._writer is not None and self._disk is not None:
             self._writer.shutdown(wait=True)
+            self._disk.close()
 
     def _write(self, record: dict[str, Any]) -> None:
+        assert self._disk is not None
         try:
-            self._state.execute(
+            self._disk.execute(
                 "INSERT INTO decisions (id, request_id, record) VALUES (?, ?, ?)",
                 (record["id"], record["request_id"], msgspec.json.encode(record)),
             )
             self._written += 1
             if self._written % PRUNE_EVERY == 0:
-                self._state.execute(
+                self._disk.execute(
                     "DELETE FROM decisions WHERE seq <= (SELECT max(seq) FROM decisions) - ?", (ON_DISK,)
                 )
         except Exception:  # a full or broken disk must not touch requests

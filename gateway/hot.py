@@ -31,6 +31,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 BODY_TIMEOUT_S = 30.0
+READ_GRACE_S = 5.0
+"""How long after its deadline an answer that is ready may still wait for a client that does not read."""
 KV_QUALITIES = ("exact", "near", "compact")
 _REQUEST_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
 _JSON = (b"content-type", b"application/json")
@@ -100,7 +102,7 @@ class Generation:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             gone.cancel()
-            if not work.done():
+            if not work.done() and not exchange.complete:
                 work.cancel()
                 exchange.gone()
             await asyncio.wait({work})
@@ -134,10 +136,14 @@ class Generation:
             )
             first = await life.first()
             exchange.took(life)
-            if request.stream:
-                await self._stream(exchange, answer, life, first)
-            else:
-                await self._whole(exchange, answer, life, first)
+            async with asyncio.timeout_at(life.deadline + READ_GRACE_S):
+                if request.stream:
+                    await self._stream(exchange, answer, life, first)
+                else:
+                    await self._whole(exchange, answer, life, first)
+        except TimeoutError:
+            outcome = "slow_client"
+            log.warning("client does not read id=%s", exchange.request_id)
         except ApiError as error:
             await exchange.refuse(error)
         except asyncio.CancelledError:
@@ -204,6 +210,8 @@ class Generation:
         else:
             assert request.token_ids is not None
             token_ids = request.token_ids
+            if len(token_ids) >= self._s.registry.context_tokens:
+                return token_ids  # too many to look at: they are refused by their number
             vocab = self._s.model.vocab_size
             wrong = next((at for at, token in enumerate(token_ids) if not 0 <= token < vocab), None)
             if wrong is not None:
@@ -220,7 +228,7 @@ class Generation:
         if left < 1:
             raise bad_field(
                 request.prompt_field,
-                f"{request.prompt_field}: {prompt_tokens} tokens; the context of this model is {context}, answer included",
+                f"{request.prompt_field}: {prompt_tokens} tokens; the context is {context}, answer included",
                 code="context_length_exceeded",
             )
         if request.max_tokens is None:
@@ -269,6 +277,7 @@ class _Exchange:
         self.route = "none"
         self._send = send
         self._headers: Headers = [(b"x-request-id", request_id.encode())]
+        self.complete = False
         self._streaming = False
         self._gone = False
 
@@ -299,11 +308,12 @@ class _Exchange:
 
     async def end(self) -> None:
         """End a stream."""
+        self.complete = True
         await self._send({"type": "http.response.body", "body": b""})
 
     async def respond(self, status: int, headers: Headers, body: bytes) -> None:
         """Send a whole response."""
-        self.status = status
+        self.status, self.complete = status, True
         length = (b"content-length", str(len(body)).encode())
         await self._send(
             {"type": "http.response.start", "status": status, "headers": [*self._headers, *headers, length]}

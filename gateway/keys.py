@@ -12,6 +12,7 @@ from enum import StrEnum
 from gateway.state import State
 
 PREFIX = "prfaas-"
+LOOK_EVERY_S = 0.5
 
 
 class Role(StrEnum):
@@ -50,7 +51,7 @@ class KeyEntry:
 
 
 class KeyBook:
-    """The keys of one state, cached; changes that another process makes to the file are noticed at the next call.
+    """The keys of one state, cached; changes that another process makes to the file are noticed within a second.
 
     Secrets have 256 random bits, so a plain SHA-256 is a sufficient hash and an index lookup leaks nothing of use.
     """
@@ -58,6 +59,7 @@ class KeyBook:
     def __init__(self, state: State) -> None:
         self._state = state
         self._seen = -1
+        self._looked_at = float("-inf")
         self._by_digest: dict[bytes, KeyEntry] = {}
         self._refresh()
 
@@ -96,6 +98,10 @@ class KeyBook:
         return bool(found)
 
     def _refresh(self) -> None:
+        now = time.monotonic()
+        if now < self._looked_at + LOOK_EVERY_S:
+            return
+        self._looked_at = now
         version = self._state.outside_changes()
         if version != self._seen:
             self._seen = version

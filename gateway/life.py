@@ -81,7 +81,7 @@ class RequestLife:
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
         self._began_wall = time.time()
-        self._deadline = self._began + services.config.request_timeout_s
+        self.deadline = self._began + services.config.request_timeout_s
         self._attempts: list[Attempt] = []
         self._decisions: list[Decision] = []
         self._first_at: float | None = None
@@ -111,25 +111,27 @@ class RequestLife:
             self._note(attempt, failure)
             if self._s.config.fallback is FallbackPolicy.FAIL:
                 self._s.metrics.fallbacks.labels("forbidden").inc()
-                raise _unavailable(f"the {self.route.route} way failed: {failure}", failure.cause) from failure
+                raise _unavailable(
+                    f"the {self.route.route} way failed: {failure.stage}: {failure.cause}", failure.cause
+                ) from failure
             attempt = self._fall_back(attempt, failure)
         try:
             return await self._first_of(attempt, None)
         except AttemptFailed as failure:
             self._note(attempt, failure)
-            raise _unavailable(f"the fallback failed too: {failure}", failure.cause) from failure
+            raise _unavailable(f"the fallback failed too: {failure.stage}: {failure.cause}", failure.cause) from failure
 
     async def following(self) -> Delta | Finished:
         """The next piece after the first, up to Finished. Raises ApiError when the answer breaks off."""
         attempt = self._attempts[-1]
         before = self._loop.time()
         try:
-            item = await attempt.next(max(0.0, self._deadline - before))
+            item = await attempt.next(max(0.0, self.deadline - before))
         except TimeoutError:
             raise self._too_late() from None
         except AttemptFailed as failure:
             self._note(attempt, failure)
-            raise _unavailable(f"the answer broke off: {failure}", failure.cause) from failure
+            raise _unavailable(f"the answer broke off: {failure.stage}: {failure.cause}", failure.cause) from failure
         self._s.metrics.gap.observe(self._loop.time() - before)
         self._saw(item)
         return item
@@ -171,7 +173,7 @@ class RequestLife:
         number = len(self._attempts) + 1
         transfer = new_transfer()
         now = time.time()
-        deadline = now + max(0.001, self._deadline - self._loop.time())
+        deadline = now + max(0.001, self.deadline - self._loop.time())
         decode = self._node(option.decode_node)
         prefill = None if option.prefill_node is None else self._node(option.prefill_node)
         leg, source = None, None
@@ -229,14 +231,15 @@ class RequestLife:
 
     async def _first_of(self, attempt: Attempt, late_after_s: float | None) -> Delta | Finished:
         """Wait for the first piece. Raises AttemptFailed, also for a late attempt, and ApiError at the deadline."""
-        left = self._deadline - self._loop.time()
+        left = self.deadline - self._loop.time()
         patience = left if late_after_s is None else min(left, late_after_s)
         try:
             item = await attempt.next(max(0.0, patience))
         except TimeoutError:
             if patience < left:
-                attempt.close("late", "late")
-                raise AttemptFailed("wait", "late", f"no token after {patience:.1f} s") from None
+                late = AttemptFailed("wait", "late", f"no token after {patience:.1f} s")
+                attempt.close("late", late)
+                raise late from None
             raise self._too_late() from None
         self._first_at = self._loop.time()
         self._s.metrics.ttft.labels(self.route.route).observe(self._first_at - self._began)
@@ -252,9 +255,10 @@ class RequestLife:
         if decision.chosen is not None and not self._s.budget.admit(now, *self._cost(decision.chosen)):
             self._decisions.append(decision)
             self._s.metrics.fallbacks.labels("over_budget").inc()
+            why = f"{failure.stage}: {failure.cause}"
             raise ApiError(
                 503,
-                f"the {self.route.route} way failed ({failure}) and the budget for prefilling at home is spent",
+                f"the {self.route.route} way failed ({why}) and the budget for prefilling at home is spent",
                 code="fallback_budget_exhausted",
                 retry_after_s=self._s.budget.retry_after_s(now),
             )
@@ -301,7 +305,7 @@ class RequestLife:
                 log.warning("usage differs id=%s node_says=%d", self._p.facts.request_id, item.prompt_tokens)
 
     def _note(self, attempt: Attempt, failure: AttemptFailed) -> None:
-        attempt.close("failed", failure.cause)
+        attempt.close("failed", failure)
         self._s.metrics.failed(failure.stage, failure.cause)
         log.warning("attempt failed id=%s attempt=%d %s", self._p.facts.request_id, attempt.number, failure)
 

@@ -66,6 +66,7 @@ def build_routes(services: Services, keys: KeyBook, tokenizing: Tokenizing, read
     """The web application for everything but generation. ``ready`` names what keeps the gateway from serving."""
     api = FastAPI(title="prfaas", docs_url=None, redoc_url=None, openapi_url=None)
     registry, decisions, model = services.registry, services.decisions, services.model
+    started = int(time.time())
 
     @api.exception_handler(ApiError)
     async def on_api_error(_: Request, error: ApiError) -> Response:
@@ -109,7 +110,7 @@ def build_routes(services: Services, keys: KeyBook, tokenizing: Tokenizing, read
         return {
             "id": model.name,
             "object": "model",
-            "created": 0,
+            "created": started,
             "owned_by": "prfaas",
             "max_model_len": registry.context_tokens,
             "fingerprint": model.fingerprint.parts(),

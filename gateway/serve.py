@@ -11,6 +11,7 @@ import uvicorn
 from gateway.app import Gateway
 from gateway.config import GatewayConfig
 from gateway.model import load_model
+from gateway.protocol import BoundedHttp
 from gateway.state import State
 from kvcache.control import MAX_MESSAGE_BYTES
 
@@ -29,6 +30,7 @@ class GatewayServer(uvicorn.Server):
                 port=config.port,
                 log_config=None,
                 access_log=False,
+                http=BoundedHttp,
                 server_header=False,
                 proxy_headers=False,
                 ws_max_size=MAX_MESSAGE_BYTES,

@@ -85,11 +85,13 @@ class ControlStreams:
 
     async def _run(self, session: NodeSession, receive: Receive, send: Send) -> None:
         session.send(Welcome(self._public_key, self._config.beat_s, self._config.lease_s))
-        reader = asyncio.create_task(self._read(session, receive))
-        writer = asyncio.create_task(self._write(session, send))
+        tasks = {
+            asyncio.create_task(part)
+            for part in (self._read(session, receive), self._write(session, send), self._watch(session))
+        }
         cause = "closed"
         try:
-            done, _ = await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 error = task.exception()
                 cause = str(error) if isinstance(error, NodeLost) else type(error).__name__
@@ -97,35 +99,37 @@ class ControlStreams:
                     log.error("stream broke node=%s", session.node_id, exc_info=error)
         finally:
             self._registry.lost(session, cause)
-            for task in (reader, writer):
+            for task in tasks:
                 task.cancel()
-            await asyncio.wait({reader, writer})
+            await asyncio.wait(tasks)
             if session.lost == "cluster_removed":
                 await self._refuse(send, Refused("cluster", f"{session.join.cluster!r} was removed"))
             else:
                 await _close(send)
 
     async def _read(self, session: NodeSession, receive: Receive) -> None:
-        """Take what the node says. Raises NodeLost when it closes, breaks the protocol or says nothing for a lease."""
-        pending: asyncio.Future[MutableMapping[str, Any]] | None = None
-        try:
-            while True:
-                pending = asyncio.ensure_future(receive())
-                await asyncio.wait({pending}, timeout=self._config.lease_s)
-                if not pending.done():
-                    # If this process was the one that slept, what the node said lies in the socket: look again.
-                    await asyncio.wait({pending}, timeout=_SECOND_LOOK_S)
-                if not pending.done():
+        """Take what the node says. Raises NodeLost when it closes or breaks the protocol."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                message = control.decode_from_node(_payload(await receive()))
+            except ControlError as error:
+                raise NodeLost(f"protocol: {error}") from error
+            session.last_heard = loop.time()
+            self._route(session, message)
+
+    async def _watch(self, session: NodeSession) -> None:
+        """Raise NodeLost when the node has said nothing for a lease."""
+        loop = asyncio.get_running_loop()
+        while True:
+            left = session.last_heard + self._config.lease_s - loop.time()
+            if left <= 0:
+                # If this process was the one that slept, what the node said lies in the socket: let it be read.
+                await asyncio.sleep(_SECOND_LOOK_S)
+                if session.last_heard + self._config.lease_s <= loop.time():
                     raise NodeLost("silent")
-                try:
-                    message = control.decode_from_node(_payload(pending.result()))
-                except ControlError as error:
-                    raise NodeLost(f"protocol: {error}") from error
-                session.last_heard = asyncio.get_running_loop().time()
-                self._route(session, message)
-        finally:
-            if pending is not None:
-                pending.cancel()
+            else:
+                await asyncio.sleep(left)
 
     async def _write(self, session: NodeSession, send: Send) -> None:
         """Send what is queued, and a beat whenever nothing was for a while. Raises NodeLost."""

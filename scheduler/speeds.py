@@ -5,6 +5,8 @@ State that events update; a policy sees only what it answers. Nothing here knows
 
 from __future__ import annotations
 
+from math import isfinite
+
 from scheduler.facts import LinkFacts
 
 SMOOTHING = 0.3
@@ -26,37 +28,45 @@ class Ewma:
 
 
 class PrefillSpeed:
-    """Tokens per second of one node: what was observed, or what it claims while nothing was."""
+    """Tokens per second of one node: what was observed, or what it claims while nothing was.
+
+    Tokens and seconds are averaged apart, so that a short prompt, whose fixed cost makes it look slow, weighs little.
+    """
 
     def __init__(self) -> None:
-        self._seconds_per_token = Ewma()
+        self._tokens = Ewma()
+        self._seconds = Ewma()
         self._claimed: float | None = None
 
     def claim(self, tokens_per_s: float) -> None:
         """What the node says of itself; 0 or less is not a claim."""
-        self._claimed = tokens_per_s if tokens_per_s > 0 else None
+        self._claimed = tokens_per_s if tokens_per_s > 0 and isfinite(tokens_per_s) else None
 
     def observe(self, tokens: int, seconds: float) -> None:
         """A finished prefill. Events without tokens or time teach nothing."""
-        if tokens > 0 and seconds > 0:
-            self._seconds_per_token.add(seconds / tokens)
+        if tokens > 0 and seconds > 0 and isfinite(seconds):
+            self._tokens.add(tokens)
+            self._seconds.add(seconds)
 
     @property
     def tokens_per_s(self) -> float | None:
         """Observed speed first, then the claim, else None."""
-        observed = self._seconds_per_token.value
-        return self._claimed if observed is None else 1.0 / observed
+        if self._tokens.value is None or self._seconds.value is None:
+            return self._claimed
+        return self._tokens.value / self._seconds.value
 
 
 class LinkSpeed:
     """The way from one cluster to the local decode nodes.
 
     The rate rises fast and falls slowly, and a transfer that mostly waited for its engine can only raise it: a link is
-    at least as fast as what it was seen to carry.
+    at least as fast as what it was seen to carry. A transfer smaller than usual lowers it less, for what it measures is
+    the delay of a round trip.
     """
 
     def __init__(self) -> None:
         self._rate = Ewma()
+        self._usual_bytes = Ewma()
         self._ratio = Ewma()
         self._rtt = Ewma()
         self.queued_bytes = 0
@@ -75,16 +85,18 @@ class LinkSpeed:
             self._ratio.add(wire_bytes / raw_bytes)
         if wire_bytes <= 0 or transfer_s <= 0:
             return
+        self._usual_bytes.add(wire_bytes)
+        assert self._usual_bytes.value is not None
         rate = wire_bytes / transfer_s
         known = self._rate.value
         if known is None or rate > known:
             self._rate.add(rate, RISE)
         elif exposed_s >= EXPOSED_SHARE * transfer_s:
-            self._rate.add(rate)
+            self._rate.add(rate, SMOOTHING * min(1.0, wire_bytes / self._usual_bytes.value))
 
     def observe_rtt(self, rtt_s: float) -> None:
         """A round trip as a node measured it; 0 or less is not a measurement."""
-        if rtt_s > 0:
+        if rtt_s > 0 and isfinite(rtt_s):
             self._rtt.add(rtt_s)
 
     def facts(self) -> LinkFacts:

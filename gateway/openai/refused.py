@@ -26,6 +26,10 @@ _NEUTRAL: dict[str, Callable[[Any], bool]] = {
     "functions": lambda v: v == [],
     "function_call": lambda v: v in ("none", "auto"),
     "response_format": lambda v: v == {"type": "text"},
+    "bad_words": lambda v: v == [],
+    "logits_processors": lambda v: v == [],
+    "chat_template_kwargs": lambda v: v == {},
+    "documents": lambda v: v == [],
     "modalities": lambda v: v == ["text"],
     "add_special_tokens": lambda v: v is True,
     "skip_special_tokens": lambda v: v is True,
@@ -42,16 +46,12 @@ _ABSENT = (
     "prompt_embeds",
     "truncate_prompt_tokens",
     "allowed_token_ids",
-    "bad_words",
-    "logits_processors",
     "structured_outputs",
     "guided_json",
     "guided_regex",
     "guided_choice",
     "guided_grammar",
     "chat_template",
-    "chat_template_kwargs",
-    "documents",
 )
 
 

@@ -12,6 +12,7 @@ from gateway.errors import ApiError, bad_field
 from gateway.openai.refused import refuse_unsupported
 from kvcache.control import Sampling
 
+MAX_PROMPT_IDS = 1 << 20
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_LOGPROBS = 20
@@ -207,6 +208,8 @@ def _prompt(prompt: str | list[Any]) -> tuple[str | None, tuple[int, ...] | None
         raise bad_field("prompt", "the prompt is empty")
     if isinstance(prompt, str):
         return prompt, None
+    if len(prompt) > MAX_PROMPT_IDS:
+        raise bad_field("prompt", f"prompt: {len(prompt)} token ids, at most {MAX_PROMPT_IDS} are read")
     for at, token in enumerate(prompt):
         if type(token) is not int:
             raise bad_field(f"prompt[{at}]", f"prompt[{at}]: expected a token id, got {type(token).__name__}")

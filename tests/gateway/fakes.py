@@ -38,7 +38,7 @@ from kvcache.wire import Role
 
 Script = Callable[["FakeNode", Any], Awaitable[None]]
 ANSWER = (300, 301, 302)
-RAW_BYTES, WIRE_BYTES = 4096, 2048
+RAW_BYTES, WIRE_BYTES = 256, 128
 
 
 class FakeNode:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from gateway.app import Gateway
 from gateway.config import GatewayConfig
-from gateway.keys import KeyBook, Role
+from gateway.keys import LOOK_EVERY_S, KeyBook, Role
 from gateway.model import ServedModel
 from gateway.state import State
 
@@ -166,10 +167,12 @@ def test_the_state_keeps_no_secret_of_a_key_and_notices_what_another_process_doe
     mine, theirs = State(file), State(file)
     book, other = KeyBook(mine), KeyBook(theirs)
     key_id, secret = other.create("x", Role.CLIENT)
+    time.sleep(LOOK_EVERY_S + 0.05)
     found = book.find(secret)
     assert found is not None
     assert found.role is Role.CLIENT
     other.revoke(key_id)
+    time.sleep(LOOK_EVERY_S + 0.05)
     assert book.find(secret) is None
     other.create("y", Role.CLIENT)
     mine.close()

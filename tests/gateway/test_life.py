@@ -8,13 +8,17 @@ import time
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
+from gateway import hot
 from gateway.config import FallbackPolicy
-from kvcache.control import GenerateJob, PrefillJob
+from kvcache.control import GenerateJob, PrefillJob, TransferDone
 from kvcache.wire import Role
 from tests.gateway.conftest import Open
 from tests.gateway.fakes import (
+    RAW_BYTES,
+    WIRE_BYTES,
     FakeNode,
     answer_well,
     delta,
@@ -52,7 +56,7 @@ async def test_a_long_prompt_goes_to_the_remote_cluster(stage: Open) -> None:
     record: dict[str, Any] = await one.decision(answer.headers["x-request-id"])
     [attempt] = record["attempts"]
     assert attempt["kv_digest"] == "01" * 16
-    assert (attempt["raw_bytes"], attempt["wire_bytes"]) == (4096, 2048)
+    assert (attempt["raw_bytes"], attempt["wire_bytes"]) == (RAW_BYTES, WIRE_BYTES)
     assert attempt["range"] == [0, len(job.token_ids) - 1]
     assert record["usage"]["completion_tokens"] == 3
 
@@ -412,3 +416,64 @@ async def answer_when_local(node: FakeNode, job: GenerateJob) -> None:
 
 async def cut(node: FakeNode, job: PrefillJob) -> None:
     node.abort()
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        {"raw_bytes": 0},
+        {"raw_bytes": -5},
+        {"raw_bytes": 1 << 40},
+        {"wire_bytes": -1},
+        {"transfer_s": float("nan")},
+        {"exposed_s": float("inf")},
+        {"transfer_s": -1.0},
+    ],
+)
+async def test_figures_that_no_transfer_can_have_end_the_attempt(stage: Open, figures: dict[str, Any]) -> None:
+    one = await stage(fallback=FallbackPolicy.FAIL)
+
+    async def boast(node: FakeNode, job: GenerateJob) -> None:
+        assert job.source is not None
+        good = TransferDone(transfer_of(node, job.source.ticket), 256, 128, "raw", 0.1, 0.1, b"")
+        await node.send(msgspec.structs.replace(good, **figures))
+        await node.send(delta(job, 300, "a"))
+
+    await one.pair(on_generate=boast)
+    answer = await one.complete()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "protocol")
+    assert one.gateway.registry.link("local").facts().bytes_per_s is None
+
+
+async def test_what_a_node_says_of_a_failure_reaches_operators_but_not_clients_or_labels(stage: Open) -> None:
+    one = await stage(fallback=FallbackPolicy.FAIL)
+    await one.node("d", Role.DECODE, on_generate=failing("decode", "Bad\nCause 10.0.0.7"))
+    answer = await one.complete()
+    assert answer.json()["error"]["code"] == "other"
+    assert "10.0.0.7" not in answer.text
+    assert "scripted" not in answer.text
+    record = await one.decision(answer.headers["x-request-id"])
+    assert record["attempts"][0]["detail"] == "scripted"
+    assert 'cause="other",stage="decode"' in (await one.client.get("/metrics")).text
+
+
+async def test_an_answer_that_is_not_read_ends_with_its_deadline(stage: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hot, "READ_GRACE_S", 0.2)
+    one = await stage(request_timeout_s=1.0)
+
+    async def flood(node: FakeNode, job: GenerateJob) -> None:
+        for _ in range(2000):
+            await node.send(delta(job, 300, "x" * 8192))
+        await finish(node, job)
+
+    await one.node("d", Role.DECODE, on_generate=flood)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(one.url.rsplit(":", 1)[1]), limit=1024)
+    body = b'{"model": "tiny", "prompt": "ab", "stream": true}'
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx-request-id: stuck\r\ncontent-length: %d\r\n\r\n"
+    writer.write(head % len(body) + body)
+    await asyncio.sleep(0.5)
+    assert one.gateway.generation._in_flight == 1
+    await one.until(lambda: one.gateway.generation._in_flight == 0)
+    assert (await one.decision("stuck"))["outcome"] in ("slow_client", "failed", "finished")
+    assert not reader.at_eof()
+    writer.transport.abort()

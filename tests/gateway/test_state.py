@@ -103,7 +103,8 @@ def test_a_writer_that_falls_behind_drops_and_counts_instead_of_growing(
     monkeypatch.setattr(module, "MAX_UNWRITTEN", 5)
     state = State(tmp_path / "state.db")
     decisions = Decisions(state)
-    with state._lock:
+    assert decisions._disk is not None
+    with decisions._disk._lock:
         for n in range(20):
             decisions.add(record(n))
     decisions.close()

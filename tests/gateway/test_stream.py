@@ -268,7 +268,7 @@ async def test_what_operators_see_of_nodes_and_clusters(stage: Open) -> None:
     assert (await one.complete(words=60)).status_code == 200
     east = (await one.client.get("/v1/clusters/east")).json()
     assert (east["nodes"], east["accepting"], east["state"]) == (1, 1, "active")
-    assert east["link"]["bytes_per_s"] == pytest.approx(2048 / 0.02)
+    assert east["link"]["bytes_per_s"] == pytest.approx(128 / 0.02)
     assert east["link"]["queued_bytes"] == 0
     status = (await one.client.get("/v1/status")).json()
     assert (status["ready"], status["prefill_nodes"], status["decode_nodes"]) == (True, 1, 1)

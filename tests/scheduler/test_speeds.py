@@ -69,3 +69,28 @@ def test_queued_bytes_return_to_zero_when_every_transfer_has_ended(sizes: list[i
     for nbytes in reversed(sizes):
         link.ended(nbytes)
     assert link.facts().queued_bytes == 0
+
+
+def test_a_short_prompt_hardly_changes_the_speed_learnt_from_long_ones() -> None:
+    speed = PrefillSpeed()
+    speed.observe(10_000, 10.0)
+    speed.observe(10, 1.0)
+    assert speed.tokens_per_s is not None
+    assert speed.tokens_per_s > 900
+
+
+def test_a_small_bare_transfer_hardly_lowers_the_rate_that_a_large_one_showed() -> None:
+    link = LinkSpeed()
+    link.observe(10**9, 10**9, 1.0, 1.0)
+    link.observe(10**4, 10**4, 0.05, 0.05)
+    assert (link.facts().bytes_per_s or 0) > 0.99e9
+
+
+@pytest.mark.parametrize("nonsense", [float("inf"), float("nan"), -1.0])
+def test_nonsense_teaches_nothing(nonsense: float) -> None:
+    speed, link = PrefillSpeed(), LinkSpeed()
+    speed.claim(nonsense)
+    speed.observe(10, nonsense)
+    link.observe_rtt(nonsense)
+    assert speed.tokens_per_s is None
+    assert link.facts().rtt_s is None
