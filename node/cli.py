@@ -21,7 +21,7 @@ from node.control import NodeRefused
 from node.model import NodeModel
 from node.node import Node, embedded_engine
 
-_FILE = click.Path(dir_okay=False, path_type=Path)
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command()

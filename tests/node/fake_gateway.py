@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -29,11 +30,12 @@ class FakeGateway:
         self.heard: dict[str, list[FromNode]] = {}
         self.sockets: dict[str, web.WebSocketResponse] = {}
         self.port = 0
+        self.tls: ssl.SSLContext | None = None
         self._runner: web.AppRunner | None = None
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http{'s' if self.tls else ''}://127.0.0.1:{self.port}"
 
     async def __aenter__(self) -> FakeGateway:
         await self.listen()
@@ -47,7 +49,7 @@ class FakeGateway:
         app.router.add_get("/v1/nodes/stream", self._stream)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port, ssl_context=self.tls, reuse_address=True)
         await site.start()
         self.port = site._server.sockets[0].getsockname()[1]
 
@@ -59,10 +61,6 @@ class FakeGateway:
 
     async def send(self, node: str, message: ToNode) -> None:
         await self.sockets[node].send_bytes(control.encode(message))
-
-    async def cut(self, node: str) -> None:
-        """Drop a node's connection without a word."""
-        self.sockets[node]._req.transport.abort()
 
     async def until(self, condition: Callable[[], T], within: float = 10.0) -> T:
         async with asyncio.timeout(within):

@@ -21,9 +21,13 @@ ROOT = Path(__file__).parents[2]
 READY_S = 60.0
 
 
-@pytest.fixture(scope="session", params=["gemma3_text", "qwen3_next"])
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="session")
 def model_dir(request, tmp_path_factory):
-    return tiny_model(request.param, tmp_path_factory.mktemp("model") / request.param)
+    arch = getattr(request, "param", "gemma3_text")
+    return tiny_model(arch, tmp_path_factory.mktemp("model") / arch)
 
 
 @pytest.fixture(scope="session")
@@ -94,6 +98,20 @@ async def processes(model_dir, tmp_path):
                     await node.child.wait()
 
 
+def alive(pid):
+    """Whether a process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def all_free(gateway, node):
+    """Whether a node's last heartbeat says that no page is taken."""
+    beat = heartbeats(gateway, node)[-1]
+    return beat.pages_free == beat.pages_total
+
+
 async def answer(gateway, generate):
     """The token ids of a generation, once it has ended well."""
     ended = await gateway.hears(
@@ -117,6 +135,7 @@ async def order(gateway, prefill_job, generate):
         await gateway.send("prefill", prefill_job)
 
 
+@pytest.mark.parametrize("model_dir", ["qwen3_next", "gemma3_text"], indirect=True)
 async def test_a_remote_prefill_says_what_the_decode_node_says_alone(model_dir, model, tmp_path):
     async with processes(model_dir, tmp_path) as (gateway, prefill, decode):
         for codec, tokens in (("raw", 2), ("lossless", 129), ("raw", 513), ("lossless", 700)):
@@ -133,13 +152,12 @@ async def test_a_remote_prefill_says_what_the_decode_node_says_alone(model_dir, 
             assert await answer(gateway, alone) == remote
         for name in ("prefill", "decode"):
             await gateway.until(lambda n=name: heartbeats(gateway, n)[-1].open_transfers == 0)
-            beat = heartbeats(gateway, name)[-1]
-            assert beat.pages_free == beat.pages_total
+            assert all_free(gateway, name)
         for node in (prefill, decode):
             engines = node.engines()
             assert len(engines) == 1
             assert await node.end() == 0, node.log.read_text()
-            assert not Path(f"/proc/{engines[0]}").exists()
+            assert not alive(engines[0])
             assert "ready (" in node.log.read_text()
 
 
@@ -168,12 +186,8 @@ async def test_a_killed_prefill_node_is_noticed_at_once_and_nothing_stays_behind
         await prefill.end(signal.SIGKILL)
         failed = await gateway.hears("decode", Failed, within=5)
         assert (failed.stage, failed.cause) == ("transfer", "peer_lost")
-        await gateway.until(
-            lambda: heartbeats(gateway, "decode")[-1].pages_free == heartbeats(gateway, "decode")[-1].pages_total
-        )
-        await gateway.until(
-            lambda: not Path(f"/proc/{engine}").exists() or "Z" in Path(f"/proc/{engine}/stat").read_text()
-        )
+        await gateway.until(lambda: all_free(gateway, "decode"))
+        await gateway.until(lambda: not alive(engine))
 
 
 async def test_a_cancel_frees_a_running_prefill_within_a_chunk(model_dir, model, tmp_path):
@@ -185,6 +199,4 @@ async def test_a_cancel_frees_a_running_prefill_within_a_chunk(model_dir, model,
         cancelled = await gateway.hears("prefill", Cancelled, within=2)
         assert cancelled.prefilled_tokens < 6000
         await gateway.hears("decode", Failed, within=2)
-        await gateway.until(
-            lambda: heartbeats(gateway, "prefill")[-1].pages_free == heartbeats(gateway, "prefill")[-1].pages_total
-        )
+        await gateway.until(lambda: all_free(gateway, "prefill"))

@@ -1,0 +1,143 @@
+"""Mutual TLS on the KV port, and the operator's own root on the control stream."""
+
+import asyncio
+import datetime
+import ipaddress
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from kvcache.control import KvAddress
+from kvcache.transport import KvEndpoint, LocalIdentity, PeerRefused, PeerUnreachable
+from kvcache.wire import Role
+from node.config import ConfigError, TlsFiles
+from node.tls import dialling_context, gateway_context, listening_context
+from tests.node.fake_gateway import FakeGateway
+from tests.node.test_control import running
+
+
+class Root:
+    """A certificate authority in a directory."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        directory.mkdir()
+        self.key = ec.generate_private_key(ec.SECP256R1())
+        self.name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, directory.name)])
+        self.ca = directory / "ca.pem"
+        self.ca.write_bytes(self._sign(self.name, self.key, True).public_bytes(serialization.Encoding.PEM))
+
+    def files(self, name="node"):
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = self._sign(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]), key, False)
+        cert_file, key_file = self.directory / f"{name}.pem", self.directory / f"{name}.key"
+        cert_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        plain = serialization.NoEncryption()
+        key_file.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain))
+        return TlsFiles(cert_file, key_file, self.ca)
+
+    def _sign(self, subject, key, authority):
+        now = datetime.datetime.now(datetime.UTC)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self.name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(minutes=5))
+            .not_valid_after(now + datetime.timedelta(days=1))
+            .add_extension(x509.BasicConstraints(authority, None), critical=True)
+            .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), False)
+            .add_extension(x509.KeyUsage(True, False, False, False, False, authority, authority, False, False), True)
+            .sign(self.key, hashes.SHA256())
+        )
+
+
+class Deaf:
+    """A frame handler that nobody speaks to."""
+
+    def on_frame(self, peer, frame):
+        raise AssertionError(frame)
+
+    def payload_target(self, peer, data):
+        return None
+
+    def on_data(self, peer, data):
+        raise AssertionError(data)
+
+    def on_lost(self, peer, cause):
+        pass
+
+
+def endpoint(name, dial_ssl=None):
+    return KvEndpoint(
+        LocalIdentity(name, "1", Ed25519PrivateKey.generate(), "f", lambda: Role.PREFILL), Deaf(), dial_ssl
+    )
+
+
+async def reach(listening, dialling, seconds=1.0):
+    """Listen with one side's files, dial with the other's."""
+    server, client = endpoint("server"), endpoint("client", dialling_context(dialling))
+    try:
+        port = await server.listen("127.0.0.1", 0, listening_context(listening))
+        deadline = asyncio.get_running_loop().time() + seconds
+        peer = await client.peer("server", "1", KvAddress("127.0.0.1", port), deadline)
+        return peer.identity.node_id
+    finally:
+        await client.close()
+        await server.close()
+
+
+@pytest.fixture
+def root(tmp_path):
+    return Root(tmp_path / "root")
+
+
+async def test_nodes_under_one_root_reach_each_other(root):
+    assert await reach(root.files("server"), root.files("client")) == "server"
+
+
+@pytest.mark.parametrize("dialler", ["no certificate", "another root", "no tls"])
+async def test_a_node_that_does_not_show_a_certificate_under_the_root_is_turned_away(root, tmp_path, dialler):
+    foreign = Root(tmp_path / "foreign").files()
+    files = {
+        "no certificate": TlsFiles(ca=root.ca),
+        "another root": TlsFiles(foreign.cert, foreign.key, root.ca),
+        "no tls": TlsFiles(),
+    }
+    with pytest.raises((PeerUnreachable, PeerRefused)):
+        await reach(root.files(), files[dialler])
+
+
+async def test_a_port_under_another_root_is_not_trusted(root, tmp_path):
+    with pytest.raises(PeerRefused, match="certificate"):
+        await reach(Root(tmp_path / "foreign").files(), root.files())
+
+
+def test_files_that_are_no_certificates_are_named(root, tmp_path):
+    rubbish = tmp_path / "rubbish"
+    rubbish.write_text("x")
+    with pytest.raises(ConfigError, match="--kv-tls-ca"):
+        dialling_context(TlsFiles(ca=rubbish))
+    with pytest.raises(ConfigError, match="--gateway-ca"):
+        gateway_context(rubbish)
+    assert listening_context(TlsFiles()) is None
+    assert dialling_context(TlsFiles()) is None
+    assert gateway_context(None) is None
+
+
+async def test_the_control_stream_trusts_the_operators_root_and_no_other(root):
+    gateway = FakeGateway()
+    gateway.tls = listening_context(root.files("gateway"))
+    gateway.tls.verify_mode = gateway.tls.verify_mode.CERT_NONE
+    async with gateway:
+        async with running(gateway, tls=gateway_context(root.ca)) as (_, stream, _):
+            await gateway.until(lambda: stream.joined)
+        async with running(gateway) as (_, stream, _):
+            await asyncio.sleep(0.3)
+            assert not stream.joined
