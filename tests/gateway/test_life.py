@@ -152,6 +152,8 @@ async def test_beyond_the_fallback_budget_the_answer_is_503_with_retry_after(sta
     record = await one.decision(refused.headers["x-request-id"])
     assert record["outcome"] == "failed"
     assert len(record["attempts"]) == 1
+    assert record["route"] == "remote:east"
+    assert "remote:east" in refused.json()["error"]["message"]
 
 
 async def test_when_the_fallback_fails_too_there_is_no_third_attempt(stage: Open) -> None:
