@@ -16,7 +16,7 @@ OCTAVES = 24
 _LARGEST_WEIGHT = 2.0**512
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ObservedLengths:
     """Observed lengths at one moment: ascending ``means`` of the filled bins, their ``shares`` and upper ``edges``.
 

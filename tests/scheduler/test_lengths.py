@@ -59,6 +59,16 @@ def test_nothing_lies_outside_the_bounds() -> None:
     assert PAPER.expect(identity, 0, 128) == 0 == PAPER.expect(identity, 131_072, 1e9)
 
 
+@pytest.mark.parametrize("sigma", [0.2, 0.3, 0.5, 1.5])
+def test_the_mean_of_a_class_lies_within_the_class_however_small_it_is(sigma: float) -> None:
+    d = TruncatedLogNormal(9.0, sigma, 128, 131_072)
+    for t in (float(t) for t in d.thresholds()):
+        if d.above(t) > 0:
+            assert t * (1 - 1e-3) <= mean_length(d, low=t) <= d.high
+        if d.above(t) < 1:
+            assert d.low <= mean_length(d, high=t) <= t * (1 + 1e-3)
+
+
 @given(q=st.floats(0.001, 0.999))
 def test_a_quantile_has_its_share_below_it(q: float) -> None:
     assert PAPER.above(PAPER.quantile(q)) == pytest.approx(1 - q, abs=1e-9)
@@ -133,6 +143,15 @@ def test_a_histogram_forgets_old_traffic_however_long_it_runs() -> None:
     assert seen is not None
     assert mean_length(seen) == pytest.approx(50_000, rel=1e-6)
     assert histogram.weight(now=4998.0) == pytest.approx(1.0, abs=0.02)
+
+
+def test_a_mean_survives_however_often_weights_are_rescaled() -> None:
+    histogram = LengthHistogram(half_life_s=1)
+    for second in range(2000):
+        histogram.add(1000, now=float(second))
+    seen = histogram.snapshot()
+    assert seen is not None
+    assert mean_length(seen) == pytest.approx(1000)
 
 
 def test_nothing_observed_is_no_distribution() -> None:
