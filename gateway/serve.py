@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from types import FrameType
 
 import uvicorn
 
 from gateway.app import Gateway
-from gateway.config import GatewayConfig
+from gateway.config import ConfigError, GatewayConfig
 from gateway.model import load_model
 from gateway.protocol import BoundedHttp
 from gateway.state import State
@@ -26,8 +27,6 @@ class GatewayServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 gateway,
-                host=config.host,
-                port=config.port,
                 log_config=None,
                 access_log=False,
                 http=BoundedHttp,
@@ -62,9 +61,9 @@ class GatewayServer(uvicorn.Server):
             log.warning("drain cut short after_s=%g", self._gateway.config.drain_s)
         self.should_exit = True
 
-    async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Bind, then say where."""
-        await super().startup(sockets=sockets)  # type: ignore[arg-type]
+        await super().startup(sockets=sockets)
         if self.started:
             scheme = "http" if self._gateway.config.tls_cert is None else "https"
             port = self.servers[0].sockets[0].getsockname()[1]
@@ -85,9 +84,23 @@ def open_gateway(config: GatewayConfig) -> Gateway:
 
 
 def serve(config: GatewayConfig) -> None:
-    """Run until a signal. Raises ConfigError before anything is bound."""
+    """Run until a signal. Raises ConfigError where the address or the TLS files cannot be used."""
     gateway = open_gateway(config)
     try:
-        GatewayServer(gateway).run()
+        server = GatewayServer(gateway)
+        try:
+            server.config.load()
+        except OSError as error:  # ssl.SSLError is one
+            raise ConfigError(f"--tls-cert {config.tls_cert}, --tls-key {config.tls_key}: {error}") from error
+        with _listen(config.host, config.port) as listener:
+            server.run(sockets=[listener])
     finally:
         gateway.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host.strip("[]"), port), family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on --host {host} --port {port}: {error.strerror or error}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import ssl
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +26,11 @@ class Api:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         try:
             self._http = httpx.Client(
-                base_url=url, headers=headers, timeout=TIMEOUT_S, verify=str(ca) if ca else True, trust_env=False
+                base_url=url,
+                headers=headers,
+                timeout=TIMEOUT_S,
+                verify=ssl.create_default_context(cafile=ca) if ca else True,
+                trust_env=False,
             )
         except (OSError, ValueError, httpx.InvalidURL) as error:
             raise click.ClickException(f"--gateway {url}: {error}") from error

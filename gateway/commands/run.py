@@ -72,6 +72,7 @@ def gateway(
     from gateway.serve import serve
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
         config = GatewayConfig(
             model_dir=model,

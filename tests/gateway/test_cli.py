@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from click.testing import CliRunner
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from gateway.cli import main
 from gateway.config import ConfigError, GatewayConfig
 from gateway.keys import KeyBook
 from gateway.state import State
+from kvcache.control import GenerateJob, ModelInfo
 from kvcache.wire import Role
 from tests.gateway.conftest import Open
+from tests.gateway.fakes import FakeNode, answer_well
 
 ROOT = Path(__file__).parents[2]
 
@@ -123,41 +133,144 @@ async def test_operators_see_what_there_is(stage: Open) -> None:
     assert "only this machine" in await run("keys", "list")
 
 
-def test_a_gateway_process_serves_drains_on_sigterm_and_exits_clean(model_dir: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    arguments = [
-        "gateway",
-        "--model",
-        str(model_dir),
-        "--model-name",
-        "tiny",
-        "--dtype",
-        "float32",
-        "--port",
-        str(port),
-    ]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gateway.cli", *arguments],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == f"prfaas gateway: listening on http://127.0.0.1:{port}\n"
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+class Process:
+    """A gateway process on a free port."""
+
+    def __init__(self, model_dir: Path, *options: str) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        arguments = ["gateway", "--model", str(model_dir), "--model-name", "tiny", "--dtype", "float32"]
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", "gateway.cli", *arguments, "--port", str(self.port), *options],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.popen.stdout is not None
+        self.said = self.popen.stdout.readline()
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.popen.kill()
+        self.popen.communicate()
+
+    def terminate(self) -> None:
+        """SIGTERM; it must end by itself, well, and without a traceback."""
+        self.popen.send_signal(signal.SIGTERM)
+        _, errors = self.popen.communicate(timeout=20)
+        assert self.popen.returncode == 0, errors
+        assert "Traceback" not in errors
+
+
+def test_a_gateway_process_serves_and_exits_clean_on_sigterm(model_dir: Path) -> None:
+    with Process(model_dir) as process:
+        assert process.said == f"prfaas gateway: listening on http://127.0.0.1:{process.port}\n"
+        with httpx.Client(base_url=f"http://127.0.0.1:{process.port}", timeout=10) as client:
             assert client.get("/live").status_code == 200
             assert client.get("/v1/models").json()["data"][0]["id"] == "tiny"
         began = time.monotonic()
-        process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=20)
-        assert process.returncode == 0, errors
+        process.terminate()
         assert time.monotonic() - began < 10
-        assert "Traceback" not in errors
-    finally:
-        process.kill()
-        process.wait()
+
+
+async def test_requests_at_hand_finish_after_sigterm_and_new_ones_are_refused(model_dir: Path, info: ModelInfo) -> None:
+    asked = asyncio.Event()
+
+    async def slowly(node: FakeNode, job: GenerateJob) -> None:
+        asked.set()
+        await asyncio.sleep(1.0)
+        await answer_well(node, job)
+
+    with Process(model_dir) as process:
+        url = f"http://127.0.0.1:{process.port}"
+        node = await FakeNode(url, "d", Role.DECODE, info, on_generate=slowly).start()
+        body = {"model": "tiny", "prompt": "ab"}
+        async with httpx.AsyncClient(base_url=url, timeout=20) as client:
+            request = asyncio.create_task(client.post("/v1/completions", json=body))
+            await asyncio.wait_for(asked.wait(), 10)
+            ending = asyncio.create_task(asyncio.to_thread(process.terminate))
+            await asyncio.sleep(0.3)
+            refused = await client.post("/v1/completions", json=body)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+            assert (await client.get("/ready")).status_code == 503
+            answer = await request
+        assert answer.status_code == 200
+        assert answer.json()["usage"]["completion_tokens"] == 3
+        await ending
+        await node.stop()
+
+
+def certificate(directory: Path) -> tuple[Path, Path]:
+    """A self-signed certificate for 127.0.0.1 and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "gateway")])
+    now = datetime.now(UTC)
+    alternative = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(alternative, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    cert_file, key_file = directory / "cert.pem", directory / "key.pem"
+    cert_file.write_bytes(made.public_bytes(Encoding.PEM))
+    key_file.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return cert_file, key_file
+
+
+def test_with_keys_and_tls_a_gateway_listens_off_the_loopback_and_asks_everybody_for_a_key(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    cert, key = certificate(tmp_path)
+    state = tmp_path / "state.db"
+    secret = prfaas("keys", "create", "--role", "admin", "--state", str(state)).output.strip()
+    options = ("--host", "0.0.0.0", "--state", str(state), "--tls-cert", str(cert), "--tls-key", str(key))
+    with Process(model_dir, *options) as process:
+        url = f"https://127.0.0.1:{process.port}"
+        with httpx.Client(base_url=url, verify=ssl.create_default_context(cafile=str(cert)), timeout=10) as client:
+            assert client.get("/live").status_code == 200
+            assert client.get("/v1/models").status_code == 401
+            assert client.get("/v1/models", headers={"authorization": f"Bearer {secret}"}).status_code == 200
+        done = prfaas("status", "--gateway", url, "--key", secret, "--ca", str(cert))
+        assert done.exit_code == 0, done.output
+        assert done.output.startswith("not ready: no decode node")
+        process.terminate()
+
+
+@pytest.mark.parametrize("wrong", ["port", "host", "tls"])
+def test_an_address_or_certificate_that_cannot_be_used_is_one_clear_line(
+    model_dir: Path, tmp_path: Path, wrong: str
+) -> None:
+    garbage = tmp_path / "garbage.pem"
+    garbage.write_text("not a certificate")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        options: tuple[str, ...] = {
+            "port": ("--port", str(taken.getsockname()[1])),
+            "host": (
+                "--host",
+                "::1",
+                "--port",
+                str(taken.getsockname()[1]),
+                "--tls-cert",
+                "/missing",
+                "--tls-key",
+                "/m",
+            ),
+            "tls": ("--tls-cert", str(garbage), "--tls-key", str(garbage)),
+        }[wrong]
+        done = prfaas("gateway", "--model", str(model_dir), "--dtype", "float32", *options)
+    assert done.exit_code == 1
+    assert len(done.output.strip().splitlines()) == 1
+    assert {"port": "address already in use", "host": "--tls-cert /missing", "tls": "--tls-cert"}[
+        wrong
+    ] in done.output.replace("Address", "address")
