@@ -17,7 +17,7 @@ from deploy.demo import DemoFailed, Run, as_json, run_demo, show
 from deploy.gemma import MODEL_DIRECTORY, ModelUnavailable, cache_home, ensure_gemma
 from deploy.progress import Progress
 from deploy.reference import ReferenceFailed
-from deploy.stack import Stack, StackFailed, StackSpec
+from deploy.stack import Stack, StackFailed, StackSpec, free_port
 from engines.protocol import EngineLost
 from kvcache.layout import DType
 
@@ -55,10 +55,12 @@ def up(
     A short and a long prompt are sent through the OpenAI API and compared with one engine alone; then the gateway
     stays up until Ctrl-C.
     """
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _interrupt)
     progress = Progress(Console(stderr=True))
     try:
         model = model_dir.resolve() if model_dir else ensure_gemma(cache_home() / MODEL_DIRECTORY, progress)
+        port = port or free_port()
         spec = StackSpec(
             model_dir=model,
             model_name=model.name,

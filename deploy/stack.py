@@ -128,7 +128,7 @@ class Stack:
 
     def __init__(self, spec: StackSpec, progress: Progress) -> None:
         self.spec = spec
-        self.port = spec.port or _free_port()
+        self.port = spec.port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.processes: dict[str, Process] = {}
         self._progress = progress
@@ -232,7 +232,8 @@ class Stack:
             time.sleep(POLL_S)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A loopback port that nobody listens on at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from deploy.stack import free_port
 from tests.faults.proxy import SlowProxy
 from tests.models import tiny_model
 from tests.plain import PlainModel
@@ -88,12 +88,6 @@ FAULTS = {
     "engine_stopped": Fault(stop_engine, frozenset({"engine_lost"}), let_it_recover),
     "silent_cut": Fault(lambda scene: scene.proxy.cut(), frozenset({"peer_lost"}), lambda scene: scene.proxy.heal()),
 }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
