@@ -8,6 +8,8 @@ from kvcache.control import Cancelled, Delta, Failed, Finished, FromNode, Prefil
 
 SHORTEST_S = 0.005
 WEIGHT = 0.3
+TELLING_TOKENS = 256
+"""A prefill of fewer tokens is mostly fixed cost; what it teaches counts in proportion."""
 
 
 class Rates:
@@ -27,7 +29,7 @@ class Rates:
         """Learn from a message of a job, if it holds a measurement."""
         match message:
             case PrefillDone(compute_s=compute_s, tokens=tokens):
-                self.prefill = _learn(self.prefill, tokens, compute_s)
+                self.prefill = _learn(self.prefill, tokens, compute_s, min(1.0, tokens / TELLING_TOKENS))
             case Delta(generation=generation):
                 self._first_said.setdefault(generation, asyncio.get_running_loop().time())
             case Finished(generation=generation, completion_tokens=tokens):
@@ -38,9 +40,9 @@ class Rates:
                 self._first_said.pop(job, None)
 
 
-def _learn(rate: float, tokens: int, seconds: float) -> float:
-    """The rate after one more measurement; very short ones teach nothing."""
+def _learn(rate: float, tokens: int, seconds: float, share: float = 1.0) -> float:
+    """The rate after one more measurement, of which ``share`` counts; very short ones teach nothing."""
     if seconds < SHORTEST_S or tokens < 1:
         return rate
     seen = tokens / seconds
-    return seen if rate <= 0 else rate + WEIGHT * (seen - rate)
+    return seen if rate <= 0 else rate + share * WEIGHT * (seen - rate)

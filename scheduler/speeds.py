@@ -11,6 +11,8 @@ from scheduler.facts import LinkFacts
 
 SMOOTHING = 0.3
 RISE = 0.7
+TELLING_TOKENS = 256
+"""A prefill of fewer tokens is mostly fixed cost; what it teaches counts in proportion."""
 EXPOSED_SHARE = 0.25
 """A transfer of which less than this share lay bare was fed by the engine: its rate says little about the link."""
 
@@ -30,7 +32,8 @@ class Ewma:
 class PrefillSpeed:
     """Tokens per second of one node: what was observed, or what it claims while nothing was.
 
-    Tokens and seconds are averaged apart, so that a short prompt, whose fixed cost makes it look slow, weighs little.
+    Tokens and seconds are averaged apart and by length, and begin as a second's work at the claimed speed: a short
+    prompt, whose fixed cost makes a node look slow, weighs little, the first one too.
     """
 
     def __init__(self) -> None:
@@ -45,8 +48,12 @@ class PrefillSpeed:
     def observe(self, tokens: int, seconds: float) -> None:
         """A finished prefill. Events without tokens or time teach nothing."""
         if tokens > 0 and seconds > 0 and isfinite(seconds):
-            self._tokens.add(tokens)
-            self._seconds.add(seconds)
+            if self._tokens.value is None and self._claimed is not None:
+                self._tokens.add(self._claimed)
+                self._seconds.add(1.0)
+            weight = SMOOTHING * min(1.0, tokens / TELLING_TOKENS)
+            self._tokens.add(tokens, weight)
+            self._seconds.add(seconds, weight)
 
     @property
     def tokens_per_s(self) -> float | None:

@@ -26,6 +26,16 @@ def test_what_was_observed_outweighs_every_later_claim() -> None:
     assert speed.tokens_per_s == pytest.approx(100.0)
 
 
+def test_a_first_short_prompt_hardly_moves_the_claimed_speed_and_a_long_one_does() -> None:
+    short, long = PrefillSpeed(), PrefillSpeed()
+    for speed in (short, long):
+        speed.claim(800.0)
+    short.observe(5, 0.2)
+    long.observe(2000, 10.0)
+    assert (short.tokens_per_s or 0) == pytest.approx(800.0, rel=0.02)
+    assert (long.tokens_per_s or 0) < 400
+
+
 @calm
 @given(st.lists(st.tuples(st.integers(1, 10**6), st.floats(1e-3, 1e3)), min_size=1, max_size=30))
 def test_the_learnt_speed_stays_within_what_was_seen(samples: list[tuple[int, float]]) -> None:
