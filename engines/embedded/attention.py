@@ -1,7 +1,8 @@
 """Attention for one prefill chunk or one ragged decode step.
 
 Query heads that share a KV head are folded into rows of one matrix, so K and V are never repeated. A step of one token
-sees its whole (windowed) past and needs no mask; its kernel is the same for a lone request and for a batch.
+sees its whole (windowed) past and needs no mask; its kernel is the same for a lone request and for a batch. On the CPU
+softmax sums in fp32 whatever its type, so asking for fp32 would only add two copies.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def _chunk(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: flo
     kv_heads = key.shape[1]
     scores = query.reshape(kv_heads, -1, dim) @ key[0].transpose(1, 2)
     scores = scores.mul_(scaling).view(heads, n, -1).add_(mask[0])
-    weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
+    weights = scores.softmax(dim=-1)
     mixed = weights.view(kv_heads, heads // kv_heads * n, -1) @ value[0]
     return mixed.view(1, heads, n, -1).transpose(1, 2).contiguous()
 
