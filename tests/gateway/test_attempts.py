@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from gateway.config import FallbackPolicy
+from tests.gateway.conftest import Open
+from tests.gateway.fakes import FakeNode, failing, never
+
+
+async def engine_lost_a_moment_later(node: FakeNode, job: Any) -> None:
+    await asyncio.sleep(0.1)
+    await failing("prefill", "engine_lost")(node, job)
+
+
+async def test_the_leg_that_broke_names_the_cause_even_if_the_other_speaks_first(stage: Open) -> None:
+    one = await stage(fallback=FallbackPolicy.FAIL)
+    await one.pair("east", on_prefill=engine_lost_a_moment_later, on_generate=failing("transfer", "aborted"))
+    answer = await one.complete(words=60)
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "engine_lost"
+
+
+async def test_hearsay_ends_the_attempt_where_the_other_leg_stays_silent(stage: Open) -> None:
+    one = await stage(fallback=FallbackPolicy.FAIL)
+    await one.pair("east", on_prefill=never, on_generate=failing("transfer", "aborted"))
+    answer = await one.complete(words=60)
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "aborted"
