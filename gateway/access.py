@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable, MutableMapping
-from typing import Any
 
+from gateway.asgi import Scope, header
 from gateway.config import is_loopback
 from gateway.errors import ApiError
 from gateway.keys import LOOPBACK_ADMIN, KeyBook, Principal
 
 OPEN_PATHS = frozenset({"/", "/live", "/ready"})
 _FORWARDING = (b"forwarded", b"x-forwarded-for", b"x-real-ip")
-
-Scope = MutableMapping[str, Any]
-
-
-def header(scope: Scope, name: bytes) -> str | None:
-    """The first header of that lower-case name, or None."""
-    headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
-    return next((value.decode("latin-1") for key, value in headers if key == name), None)
 
 
 class Access:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
-
 import msgspec
 
 from gateway.access import OPEN_PATHS, Access
+from gateway.asgi import Receive, Scope, Send
 from gateway.config import GatewayConfig
 from gateway.decisions import Decisions
 from gateway.errors import ApiError
@@ -24,10 +22,6 @@ from gateway.tokenizing import Tokenizing
 from kvcache.wire import Role
 from scheduler.budget import FallbackBudget
 from scheduler.policy import RoutingPolicy
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 STREAM_PATH = "/v1/nodes/stream"
 

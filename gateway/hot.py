@@ -7,13 +7,13 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from gateway.access import Scope, header
+from gateway.asgi import Receive, Scope, Send, header
 from gateway.errors import ApiError, bad_field
 from gateway.keys import Principal, Role
 from gateway.life import Prompted, RequestLife, Services
@@ -26,8 +26,6 @@ from scheduler.sizes import transfer_bytes
 
 log = logging.getLogger(__name__)
 
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 BODY_TIMEOUT_S = 30.0

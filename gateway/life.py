@@ -223,11 +223,11 @@ class RequestLife:
         assert accepts is not None or answers is not None, "two dialers were refused at their join"
         dial = None
         if accepts is None and answers is not None:
-            dial = KvPeer(decode.node_id, decode.incarnation, answers)
+            dial = KvPeer(decode.node_id, decode.incarnation, decode.join.public_key, answers)
         job = PrefillJob(ticket, self._p.token_ids, option.codec, priority, dial)
         link = self._s.registry.link(prefill.join.cluster)
         leg = PrefillLeg(prefill, job, link, 0, stop, chunk)
-        return leg, KvSource(ticket, prefill.node_id, prefill.incarnation, accepts)
+        return leg, KvSource(ticket, prefill.node_id, prefill.incarnation, prefill.join.public_key, accepts)
 
     async def _first_of(self, attempt: Attempt, late_after_s: float | None) -> Delta | Finished:
         """Wait for the first piece. Raises AttemptFailed, also for a late attempt, and ApiError at the deadline."""

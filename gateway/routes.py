@@ -11,11 +11,11 @@ import msgspec
 from fastapi import Depends, FastAPI, Query, Request, Response
 from starlette.exceptions import HTTPException
 
-from gateway import metrics as metric_names
 from gateway.errors import ApiError, bad_field
 from gateway.hot import read_body
 from gateway.keys import KeyBook, Principal, Role
 from gateway.life import Services
+from gateway.metrics import CONTENT_TYPE
 from gateway.openai.requests import chat_messages, convert, decode_json
 from gateway.registry import Dial
 from gateway.tokenizing import Tokenizing
@@ -102,7 +102,7 @@ def build_routes(services: Services, keys: KeyBook, tokenizing: Tokenizing, read
 
     @api.get("/metrics", dependencies=[_needs(Role.OPERATOR, Role.PLANNER)])
     async def metrics() -> Response:
-        return Response(services.metrics.render(), headers={"content-type": metric_names.CONTENT_TYPE})
+        return Response(services.metrics.render(), headers={"content-type": CONTENT_TYPE})
 
     # ---- the model
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gateway.access import Access
+from gateway.asgi import Receive, Scope, Send
 from gateway.config import GatewayConfig
 from gateway.metrics import Metrics
 from gateway.registry import Registry
@@ -34,9 +35,6 @@ from kvcache.control import (
 
 log = logging.getLogger(__name__)
 
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
 JOIN_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 1.0
 _SECOND_LOOK_S = 0.05
@@ -60,7 +58,7 @@ class ControlStreams:
         self._metrics = metrics
         self._public_key = ticket_key.public_key().public_bytes_raw()
 
-    async def serve(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One stream, from its handshake to its end."""
         await receive()
         if not self._access.may_join(scope):

@@ -91,7 +91,10 @@ async def test_who_only_dials_is_told_whom_to_dial(stage: Open) -> None:
     assert (await one.complete()).status_code == 200
     [job] = prefill.jobs(PrefillJob)
     assert (job.dial.node_id, job.dial.address) == ("d", decode.join.kv_address)
-    assert decode.jobs(GenerateJob)[0].source.dial is None
+    assert job.dial.public_key == decode.join.public_key
+    source = decode.jobs(GenerateJob)[0].source
+    assert source.dial is None
+    assert source.public_key == prefill.join.public_key
 
 
 @pytest.mark.parametrize(("stage_name", "cause"), [("prefill", "engine_lost"), ("queue", "queue_full")])
