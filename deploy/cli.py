@@ -70,6 +70,7 @@ def up(
             threshold=threshold,
             fallback=fallback,
             pool_mib=pool_mib,
+            gateway_options=_chat_template(model),
         )
         with Stack(spec, progress) as stack:
             good = _demonstrate(stack, progress, as_json_)
@@ -96,6 +97,15 @@ def _demonstrate(stack: Stack, progress: Progress, json_wanted: bool) -> bool:
     else:
         show(runs, Console())
     return all(run.good for run in runs)
+
+
+def _chat_template(model_dir: Path) -> tuple[str, ...]:
+    """Gateway options that give a model without a chat template a plain one."""
+    settings = model_dir / "tokenizer_config.json"
+    own = settings.is_file() and json.loads(settings.read_text()).get("chat_template")
+    if own or (model_dir / "chat_template.jinja").is_file():
+        return ()
+    return ("--chat-template", str(Path(__file__).with_name("chat.jinja")))
 
 
 def _stay(stack: Stack, progress: Progress) -> None:
