@@ -23,7 +23,7 @@ from kvcache.room import RoomCrowded, RoomTimeout
 from kvcache.threadwork import ThreadWork
 from kvcache.ticket import Ticket
 from kvcache.transfer import IncomingTransfer, TransferViolation
-from kvcache.transport import Peer, PeerRefused, PeerUnreachable
+from kvcache.transport import Expected, Peer, PeerRefused, PeerUnreachable
 from kvcache.wire import Abort, Ack, Announce, Data, Grant, Manifest, Open
 
 ABORT_DETAIL_CHARS = 200
@@ -181,7 +181,8 @@ class Fetch:
     async def _find_peer(self, deadline: float) -> Peer:
         source = self._source
         try:
-            peer = await self._context.endpoint().peer(source.node_id, source.incarnation, source.dial, deadline)
+            expected = Expected(source.node_id, source.incarnation, source.public_key)
+            peer = await self._context.endpoint().peer(expected, source.dial, deadline)
         except PeerRefused as error:
             raise JobEnded("peer_refused", str(error)) from error
         except PeerUnreachable as error:

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from gateway.attempts import Attempt, AttemptFailed, PrefillLeg, new_transfer
+from gateway.attempts import Attempt, AttemptFailed
+from gateway.building import AttemptBuilder, Prompted
 from gateway.config import FallbackPolicy, GatewayConfig
 from gateway.decisions import Decisions
 from gateway.errors import ApiError
@@ -22,13 +23,11 @@ from gateway.gather import gather
 from gateway.metrics import Metrics
 from gateway.model import ServedModel
 from gateway.registry import Registry
-from gateway.sessions import NodeSession
-from kvcache.control import Delta, Finished, GenerateJob, KvPeer, KvSource, PrefillJob, Sampling
-from kvcache.ticket import Ticket, sign_ticket
+from kvcache.control import Delta, Finished
 from kvcache.wire import Role
 from scheduler.budget import FallbackBudget
 from scheduler.decision import Decision, Option
-from scheduler.facts import Facts, RequestFacts
+from scheduler.facts import Facts
 from scheduler.policy import RoutingPolicy
 from scheduler.predict import compute_s
 
@@ -53,17 +52,6 @@ class Services:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompted:
-    """A request ready to be routed. ``facts.request_id`` is internal and unique; ``request_id`` is the client's."""
-
-    request_id: str
-    endpoint: str
-    facts: RequestFacts
-    token_ids: tuple[int, ...]
-    sampling: Sampling
-
-
-@dataclass(frozen=True, slots=True)
 class Route:
     """What the response headers say."""
 
@@ -78,6 +66,7 @@ class RequestLife:
     def __init__(self, services: Services, prompted: Prompted) -> None:
         self._s = services
         self._p = prompted
+        self._builder = AttemptBuilder(services.registry, services.ticket_key, services.model.fingerprint.digest())
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
         self._began_wall = time.time()
@@ -155,7 +144,8 @@ class RequestLife:
         self._s.metrics.decisions.labels(kind, decision.reason.value).inc()
         if decision.chosen is None:
             raise _refused(decision)
-        attempt = self._build(decision.chosen, priority)
+        number = len(self._attempts) + 1
+        attempt = self._builder.build(self._p, decision.chosen, number, priority, self.deadline - self._loop.time())
         self._attempts.append(attempt)
         log.info(
             "dispatch id=%s attempt=%d cluster=%s prefill=%s decode=%s reason=%s",
@@ -168,66 +158,6 @@ class RequestLife:
         )
         attempt.dispatch()
         return attempt
-
-    def _build(self, option: Option, priority: int) -> Attempt:
-        number = len(self._attempts) + 1
-        transfer = new_transfer()
-        now = time.time()
-        deadline = now + max(0.001, self.deadline - self._loop.time())
-        decode = self._node(option.decode_node)
-        prefill = None if option.prefill_node is None else self._node(option.prefill_node)
-        leg, source = None, None
-        if prefill is not None:
-            leg, source = self._leg(option, number, transfer, prefill, decode, priority, now, deadline)
-        job = GenerateJob(
-            generation=f"{self._p.facts.request_id}.{number}",
-            token_ids=self._p.token_ids,
-            sampling=self._p.sampling,
-            source=source,
-            deadline=deadline,
-        )
-        return Attempt(number, option, transfer, leg, decode, job)
-
-    def _leg(
-        self,
-        option: Option,
-        number: int,
-        transfer: bytes,
-        prefill: NodeSession,
-        decode: NodeSession,
-        priority: int,
-        now: float,
-        deadline: float,
-    ) -> tuple[PrefillLeg, KvSource]:
-        stop = len(self._p.token_ids) - 1
-        chunk = prefill.join.model.chunk_tokens
-        ticket = sign_ticket(
-            Ticket(
-                transfer=transfer,
-                request_id=self._p.facts.request_id,
-                attempt=number,
-                prefill_node=prefill.node_id,
-                prefill_incarnation=prefill.incarnation,
-                decode_key=decode.join.public_key,
-                fingerprint=self._s.model.fingerprint.digest(),
-                start=0,
-                stop=stop,
-                chunk_tokens=chunk,
-                byte_cap=option.transfer_bytes,
-                issued=now,
-                deadline=deadline,
-            ),
-            self._s.ticket_key,
-        )
-        accepts, answers = prefill.join.kv_address, decode.join.kv_address
-        assert accepts is not None or answers is not None, "two dialers were refused at their join"
-        dial = None
-        if accepts is None and answers is not None:
-            dial = KvPeer(decode.node_id, decode.incarnation, decode.join.public_key, answers)
-        job = PrefillJob(ticket, self._p.token_ids, option.codec, priority, dial)
-        link = self._s.registry.link(prefill.join.cluster)
-        leg = PrefillLeg(prefill, job, link, 0, stop, chunk)
-        return leg, KvSource(ticket, prefill.node_id, prefill.incarnation, prefill.join.public_key, accepts)
 
     async def _first_of(self, attempt: Attempt, late_after_s: float | None) -> Delta | Finished:
         """Wait for the first piece. Raises AttemptFailed, also for a late attempt, and ApiError at the deadline."""
@@ -287,11 +217,6 @@ class RequestLife:
             return None
         predicted = decision.chosen.predicted_ttft_s
         return max(2 * predicted, predicted + 2.0)
-
-    def _node(self, node_id: str) -> NodeSession:
-        node = self._s.registry.node(node_id)
-        assert node is not None, "a decision names nodes that its facts held, and no await lies between"
-        return node
 
     def _facts(self, without: set[str] | tuple[()]) -> Facts:
         return gather(self._s.registry, self._p.facts, self._s.config.threshold_tokens, without)

@@ -22,10 +22,11 @@ class KvAddress(msgspec.Struct, frozen=True):
 
 
 class KvPeer(msgspec.Struct, frozen=True):
-    """Whom to dial: the registered address, and which node and incarnation must prove itself there."""
+    """Whom to dial: the registered address, and which node, incarnation and key must be proved there."""
 
     node_id: str
     incarnation: str
+    public_key: bytes
     address: KvAddress
 
 
@@ -209,11 +210,12 @@ class PrefillJob(msgspec.Struct, frozen=True, tag=True):
 
 
 class KvSource(msgspec.Struct, frozen=True):
-    """Where a generation's KV comes from. ``dial`` None: wait for the prefill node to dial in."""
+    """Where a generation's KV comes from: the node that proves this key. ``dial`` None: wait until it dials in."""
 
     ticket: bytes
     node_id: str
     incarnation: str
+    public_key: bytes
     dial: KvAddress | None
 
 

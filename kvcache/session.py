@@ -63,10 +63,21 @@ class PeerIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Whom a dialling node means to reach."""
+    """Whom a node means to reach, as its gateway knows that peer. The key is what binds the three together."""
 
     node_id: str
     incarnation: str
+    public_key: bytes
+
+    def refusal(self, peer: PeerIdentity | Hello) -> PeerRefused | None:
+        """Why ``peer`` is somebody else; None where it is the one."""
+        for field in ("node_id", "incarnation"):
+            found, wanted = getattr(peer, field), getattr(self, field)
+            if found != wanted:
+                return PeerRefused(field, f"{wanted!r} was expected, {found!r} answers")
+        if peer.public_key != self.public_key:
+            return PeerRefused("public_key", f"{self.node_id!r} answers with another key than the gateway knows")
+        return None
 
 
 class Session:
@@ -150,13 +161,9 @@ class Session:
         for field, name in (("node_id", hello.node_id), ("incarnation", hello.incarnation)):
             if not 1 <= len(name) <= MAX_NAME_CHARS:
                 raise PeerRefused(field, f"{len(name)} characters, expected 1 to {MAX_NAME_CHARS}")
-        if self._expected is not None:
-            for field, found, wanted in (
-                ("node_id", hello.node_id, self._expected.node_id),
-                ("incarnation", hello.incarnation, self._expected.incarnation),
-            ):
-                if found != wanted:
-                    raise PeerRefused(field, f"dialled {wanted!r}, {found!r} answers at this address")
+        refusal = self._expected.refusal(hello) if self._expected is not None else None
+        if refusal is not None:
+            raise refusal
         if hello.fingerprint != mine.fingerprint:
             raise PeerRefused(
                 "fingerprint",

@@ -18,7 +18,7 @@ from kvcache.room import RoomCrowded, RoomTimeout
 from kvcache.threadwork import ThreadWork
 from kvcache.ticket import Ticket
 from kvcache.transfer import OutgoingTransfer, TransferViolation
-from kvcache.transport import Peer, PeerLost, PeerRefused, PeerUnreachable
+from kvcache.transport import Expected, Peer, PeerLost, PeerRefused, PeerUnreachable
 from kvcache.wire import Abort, Ack, Grant, Open
 from prefill_service.context import ServiceContext
 from prefill_service.sender import PieceSender
@@ -167,7 +167,8 @@ class Export:
         dial = self._order.dial
         assert dial is not None
         try:
-            await self._context.endpoint().peer(dial.node_id, dial.incarnation, dial.address, self._deadline)
+            expected = Expected(dial.node_id, dial.incarnation, dial.public_key)
+            await self._context.endpoint().peer(expected, dial.address, self._deadline)
         except PeerRefused as error:
             self.fate.end("peer_refused", str(error), stage="transfer")
         except PeerUnreachable as error:

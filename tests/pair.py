@@ -226,8 +226,9 @@ class Pair:
         dial = None
         if self.prefill.address is None:
             assert self.decode.address is not None
-            dial = KvPeer(self.decode.name, self.decode.incarnation, self.decode.address)
-        source = KvSource(signed, self.prefill.name, self.prefill.incarnation, self.prefill.address)
+            dial = KvPeer(self.decode.name, self.decode.incarnation, self.decode.public_key, self.decode.address)
+        prefill = self.prefill
+        source = KvSource(signed, prefill.name, prefill.incarnation, prefill.public_key, prefill.address)
         sampling = Sampling(max_tokens=max_tokens, temperature=0.0, stop=stops, include_stop=include_stop)
         generate = GenerateJob(f"r{self._count}.1", ids, sampling, source, now + seconds)
         return Job(ticket, PrefillJob(signed, ids, codec, priority, dial), generate)

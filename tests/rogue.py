@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from kvcache.transport import KvEndpoint, LocalIdentity, Peer
+from kvcache.transport import Expected, KvEndpoint, LocalIdentity, Peer
 from kvcache.transport.interface import TransferFrame
 from kvcache.wire import Data, Role
 from tests.pair import FINGERPRINT, Side
@@ -35,7 +35,9 @@ class Rogue:
 
     async def dial(self, side: Side) -> Peer:
         deadline = asyncio.get_running_loop().time() + 5
-        self.peer = await self.endpoint.peer(side.name, side.incarnation, side.address, deadline)
+        self.peer = await self.endpoint.peer(
+            Expected(side.name, side.incarnation, side.public_key), side.address, deadline
+        )
         return self.peer
 
     async def hears(self, kind: type[T], within: float = 5.0) -> T:

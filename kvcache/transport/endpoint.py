@@ -27,9 +27,6 @@ logger = logging.getLogger(__name__)
 _MAX_BACKOFFS = 1024
 _DUPLICATE = "duplicate"
 
-Wanted = tuple[str, str]
-"""A peer that somebody waits for: node id and incarnation."""
-
 
 class InsecureBind(ValueError):
     """Listening off the loopback without TLS."""
@@ -53,9 +50,9 @@ class KvEndpoint:
         self._dial_ssl = dial_ssl
         self._limits = limits or TransportLimits()
         self._peers: dict[str, Peer] = {}
-        self._waiters: dict[Wanted, set[asyncio.Future[Peer]]] = {}
-        self._dials: dict[Wanted, asyncio.Task[None]] = {}
-        self._backoffs: OrderedDict[Wanted, Backoff] = OrderedDict()
+        self._waiters: dict[Expected, set[asyncio.Future[Peer]]] = {}
+        self._dials: dict[Expected, asyncio.Task[None]] = {}
+        self._backoffs: OrderedDict[Expected, Backoff] = OrderedDict()
         self._dial_slots = asyncio.Semaphore(self._limits.max_dials)
         self._jitter = random.SystemRandom()
         self._greetings: OrderedDict[asyncio.Task[None], None] = OrderedDict()
@@ -91,18 +88,23 @@ class KvEndpoint:
         bound: int = sock.getsockname()[1]
         return bound
 
-    async def peer(self, node_id: str, incarnation: str, dial: KvAddress | None, deadline: float) -> Peer:
+    async def peer(self, wanted: Expected, dial: KvAddress | None, deadline: float) -> Peer:
         """The connection to this node, made if there is none: dialled at ``dial``, or awaited where it is None.
+
+        A node that is connected under that name with another key is not who the gateway means, and is closed.
 
         ``deadline`` is in the loop's time. Raises PeerRefused where another answers or the two must not talk,
         PeerUnreachable at the deadline or on ``close()``.
         """
         if self._closed:
-            raise PeerUnreachable(f"{node_id}: this endpoint is closed")
-        known = self._peers.get(node_id)
-        if known is not None and known.identity.incarnation == incarnation:
-            return known
-        wanted = (node_id, incarnation)
+            raise PeerUnreachable(f"{wanted.node_id}: this endpoint is closed")
+        known = self._peers.get(wanted.node_id)
+        if known is not None:
+            refusal = wanted.refusal(known.identity)
+            if refusal is None:
+                return known
+            if refusal.field == "public_key":
+                known.close(str(refusal))
         waiter: asyncio.Future[Peer] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(wanted, set()).add(waiter)
         if dial is not None and wanted not in self._dials:
@@ -113,7 +115,7 @@ class KvEndpoint:
         except TimeoutError:
             backoff = self._backoffs.get(wanted)
             cause = "it did not dial in" if dial is None else backoff.cause if backoff is not None else "no answer"
-            raise PeerUnreachable(f"{node_id} was not reached before the deadline: {cause}") from None
+            raise PeerUnreachable(f"{wanted.node_id} was not reached before the deadline: {cause}") from None
         finally:
             self._forget_waiter(wanted, waiter)
 
@@ -170,7 +172,7 @@ class KvEndpoint:
         except (OSError, PeerRefused, WireError) as error:
             logger.info("event=kv_inbound_refused cause=%s", str(error) or "handshake took too long")
 
-    async def _dial(self, wanted: Wanted, address: KvAddress) -> None:
+    async def _dial(self, wanted: Expected, address: KvAddress) -> None:
         """Try until nobody waits any more: it worked, was refused, or all deadlines passed."""
         loop = asyncio.get_running_loop()
         backoff = self._backoffs.pop(wanted, None)
@@ -187,7 +189,7 @@ class KvEndpoint:
                 async with self._dial_slots:
                     sock = await connect(address, self._dial_ssl is not None, self._limits)
                 try:
-                    await self._greet(sock, self._dial_ssl, address.host, Expected(*wanted))
+                    await self._greet(sock, self._dial_ssl, address.host, wanted)
                 finally:
                     sock.close()
                 self._backoffs.pop(wanted, None)
@@ -199,7 +201,7 @@ class KvEndpoint:
                     return
             except (OSError, ValueError) as error:
                 backoff.failed(loop.time(), str(error) or "handshake took too long")
-                logger.info("event=kv_dial_failed peer=%s cause=%s", wanted[0], backoff.cause)
+                logger.info("event=kv_dial_failed peer=%s cause=%s", wanted.node_id, backoff.cause)
 
     async def _greet(
         self, sock: socket.socket, context: ssl.SSLContext | None, dialled_host: str | None, expected: Expected | None
@@ -220,6 +222,11 @@ class KvEndpoint:
 
     def _check_admissible(self, new: PeerIdentity, dialled: bool) -> None:
         """Raise PeerRefused where the peer that is connected already must stay, or too many are."""
+        for wanted in self._waiters:
+            if (wanted.node_id, wanted.incarnation) == (new.node_id, new.incarnation):
+                refusal = wanted.refusal(new)
+                if refusal is not None:
+                    raise refusal
         known = self._peers.get(new.node_id)
         if known is None:
             if len(self._peers) >= self._limits.max_peers:
@@ -245,13 +252,13 @@ class KvEndpoint:
             identity.incarnation,
             peer.dialled,
         )
-        self._settle((identity.node_id, identity.incarnation), peer)
+        self._settle(Expected(identity.node_id, identity.incarnation, identity.public_key), peer)
 
     def _ended(self, peer: Peer) -> None:
         if self._peers.get(peer.identity.node_id) is peer:
             del self._peers[peer.identity.node_id]
 
-    def _settle(self, wanted: Wanted, outcome: Peer | PeerRefused | PeerUnreachable) -> None:
+    def _settle(self, wanted: Expected, outcome: Peer | PeerRefused | PeerUnreachable) -> None:
         """Answer all who wait for this peer.
 
         A handshake under way is not cancelled: were both sides to do so, neither connection would be left.
@@ -265,7 +272,7 @@ class KvEndpoint:
             else:
                 waiter.set_exception(outcome)
 
-    def _forget_waiter(self, wanted: Wanted, waiter: asyncio.Future[Peer]) -> None:
+    def _forget_waiter(self, wanted: Expected, waiter: asyncio.Future[Peer]) -> None:
         waiters = self._waiters.get(wanted)
         if waiters is None:
             return

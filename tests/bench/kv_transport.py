@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from kvcache.control import KvAddress
-from kvcache.transport import KvEndpoint, LocalIdentity, Peer
+from kvcache.transport import Expected, KvEndpoint, LocalIdentity, Peer
 from kvcache.wire import Data, Grant, Role
 
 TRANSFER = bytes(16)
@@ -59,7 +59,8 @@ class Receiver:
 
 
 def identity(name: str) -> LocalIdentity:
-    return LocalIdentity(name, "1", Ed25519PrivateKey.generate(), "bench", lambda: Role.PREFILL)
+    key = Ed25519PrivateKey.from_private_bytes(name.encode().ljust(32))
+    return LocalIdentity(name, "1", key, "bench", lambda: Role.PREFILL)
 
 
 async def receive(options: argparse.Namespace, pipe: Connection) -> None:
@@ -81,7 +82,8 @@ async def send(options: argparse.Namespace, port: int) -> None:
     receiver = Receiver(options)
     endpoint = KvEndpoint(identity("a"), receiver, dial_ssl=context)
     deadline = asyncio.get_running_loop().time() + 10
-    peer = await endpoint.peer("b", "1", KvAddress("127.0.0.1", port), deadline)
+    wanted = Expected("b", "1", identity("b").as_peer().public_key)
+    peer = await endpoint.peer(wanted, KvAddress("127.0.0.1", port), deadline)
     source = memoryview(os.urandom(1 << 20) * (options.total >> 20))
     size, pieces = options.piece, options.total // options.piece
 

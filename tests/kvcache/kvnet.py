@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from kvcache.control import KvAddress
-from kvcache.transport import KvEndpoint, LocalIdentity, Peer, TransportLimits
+from kvcache.transport import Expected, KvEndpoint, LocalIdentity, Peer, TransportLimits
 from kvcache.transport.interface import TransferFrame
 from kvcache.wire import Data, Role
 
@@ -25,6 +25,11 @@ def key_of(name: str) -> Ed25519PrivateKey:
 
 def local(name: str, incarnation: str = "1", fingerprint: str = "same", key: str = "") -> LocalIdentity:
     return LocalIdentity(name, incarnation, key_of(key or name), fingerprint, lambda: Role.PREFILL)
+
+
+def who(name: str, incarnation: str = "1") -> Expected:
+    """That node as its gateway would name it."""
+    return Expected(name, incarnation, key_of(name).public_key().public_bytes_raw())
 
 
 def data(seq: int, wire_bytes: int, transfer: bytes = T) -> Data:

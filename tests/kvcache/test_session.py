@@ -13,6 +13,7 @@ from kvcache.session import Expected, Liveness, PeerIdentity, PeerRefused, Sessi
 from kvcache.wire import HEADER_BYTES, Abort, Frame, Grant, Hello, Kind, Ping, Pong, Proof, Role, encode_frame, header
 
 KEYS = {name: Ed25519PrivateKey.from_private_bytes(name.encode() * 32) for name in "abm"}
+PUBLIC = {name: key.public_key().public_bytes_raw() for name, key in KEYS.items()}
 
 
 def identity(name: str, **changes: object) -> PeerIdentity:
@@ -52,7 +53,10 @@ def converse(dialler: Side, acceptor: Side) -> None:
 
 
 def test_both_sides_learn_who_the_other_is() -> None:
-    a, b = Side(identity("a"), True, expected=Expected("b", "b-1")), Side(identity("b", role=Role.DECODE), False)
+    a, b = (
+        Side(identity("a"), True, expected=Expected("b", "b-1", PUBLIC["b"])),
+        Side(identity("b", role=Role.DECODE), False),
+    )
     converse(a, b)
     assert a.session.peer == identity("b", role=Role.DECODE)
     assert b.session.peer == identity("a")
@@ -94,7 +98,12 @@ def test_a_refusal_is_small_enough_to_be_read_whatever_the_other_side_said() -> 
 
 
 @pytest.mark.parametrize(
-    ("expected", "field"), [(Expected("c", "b-1"), "node_id"), (Expected("b", "b-0"), "incarnation")]
+    ("expected", "field"),
+    [
+        (Expected("c", "b-1", PUBLIC["b"]), "node_id"),
+        (Expected("b", "b-0", PUBLIC["b"]), "incarnation"),
+        (Expected("b", "b-1", PUBLIC["m"]), "public_key"),
+    ],
 )
 def test_whoever_else_answers_at_the_address_is_refused(expected: Expected, field: str) -> None:
     with pytest.raises(PeerRefused) as caught:

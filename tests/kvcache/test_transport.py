@@ -43,7 +43,7 @@ from kvcache.transport.dialler import Backoff
 from kvcache.transport.link import RateMeter
 from kvcache.transport.sendqueue import SendQueue
 from kvcache.wire import Abort, Ack, Data, Frame, Grant, Kind, Open, encode_frame, header
-from tests.kvcache.kvnet import QUICK, Net, Proxy, Recorder, T, data, key_of, local, soon, until
+from tests.kvcache.kvnet import QUICK, Net, Proxy, Recorder, T, data, key_of, local, soon, until, who
 
 MIB = 1 << 20
 
@@ -70,8 +70,8 @@ async def pair(net: Net, limits: TransportLimits = QUICK) -> tuple[Peer, Recorde
     a, on_a = await net("a", limits=limits)
     b, on_b = await net("b", limits=limits)
     port = await b.listen("127.0.0.1", 0)
-    at_a = await a.peer("b", "1", KvAddress("127.0.0.1", port), soon())
-    at_b = await b.peer("a", "1", None, soon())
+    at_a = await a.peer(who("b"), KvAddress("127.0.0.1", port), soon())
+    at_b = await b.peer(who("a"), None, soon())
     return at_a, on_a, at_b, on_b
 
 
@@ -107,8 +107,8 @@ async def test_all_callers_share_one_connection(net: Net) -> None:
     a, _ = await net("a")
     b, _ = await net("b")
     address = KvAddress("127.0.0.1", await b.listen("127.0.0.1", 0))
-    peers = await asyncio.gather(*(a.peer("b", "1", address, soon()) for _ in range(20)))
-    assert set(peers) == {await a.peer("b", "1", None, soon())}
+    peers = await asyncio.gather(*(a.peer(who("b"), address, soon()) for _ in range(20)))
+    assert set(peers) == {await a.peer(who("b"), None, soon())}
     assert len(a.links()) == len(b.links()) == 1
 
 
@@ -116,23 +116,23 @@ async def test_both_dialling_at_once_end_with_one_working_connection(net: Net) -
     (a, _), (b, on_b) = await net("a"), await net("b")
     ports = [await end.listen("127.0.0.1", 0) for end in (a, b)]
     await asyncio.gather(
-        a.peer("b", "1", KvAddress("127.0.0.1", ports[1]), soon()),
-        b.peer("a", "1", KvAddress("127.0.0.1", ports[0]), soon()),
+        a.peer(who("b"), KvAddress("127.0.0.1", ports[1]), soon()),
+        b.peer(who("a"), KvAddress("127.0.0.1", ports[0]), soon()),
     )
     await asyncio.sleep(0.1)
-    (await a.peer("b", "1", None, soon())).send(Grant(T))
+    (await a.peer(who("b"), None, soon())).send(Grant(T))
     await until(lambda: on_b.frames)
     assert len(a.links()) == len(b.links()) == 1
-    assert (await a.peer("b", "1", None, soon())).dialled != (await b.peer("a", "1", None, soon())).dialled
+    assert (await a.peer(who("b"), None, soon())).dialled != (await b.peer(who("a"), None, soon())).dialled
 
 
 async def test_a_node_that_only_accepts_waits_until_it_is_dialled(net: Net) -> None:
     (a, _), (b, _) = await net("a"), await net("b")
     port = await b.listen("127.0.0.1", 0)
-    waiting = asyncio.create_task(b.peer("a", "1", None, soon()))
+    waiting = asyncio.create_task(b.peer(who("a"), None, soon()))
     await asyncio.sleep(0.05)
     assert not waiting.done()
-    await a.peer("b", "1", KvAddress("127.0.0.1", port), soon())
+    await a.peer(who("b"), KvAddress("127.0.0.1", port), soon())
     assert (await waiting).identity.node_id == "a"
 
 
@@ -144,7 +144,7 @@ async def test_waiting_and_dialling_end_at_the_deadline_and_say_why(net: Net) ->
         began = time.monotonic()
         for dial, cause in ((None, "did not dial in"), (closed, "refused")):
             with pytest.raises(PeerUnreachable, match=cause):
-                await a.peer("b", "1", dial, soon(0.3))
+                await a.peer(who("b"), dial, soon(0.3))
         assert time.monotonic() - began < 1.5
     await until(lambda: not a._tasks)
 
@@ -155,7 +155,7 @@ async def test_a_dial_goes_on_until_the_peer_is_there(net: Net) -> None:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserved.bind(("127.0.0.1", 0))
         port = reserved.getsockname()[1]
-    dialling = asyncio.create_task(a.peer("b", "1", KvAddress("127.0.0.1", port), soon()))
+    dialling = asyncio.create_task(a.peer(who("b"), KvAddress("127.0.0.1", port), soon()))
     await asyncio.sleep(0.2)
     await b.listen("127.0.0.1", port)
     assert (await dialling).alive
@@ -167,10 +167,10 @@ async def test_an_unreachable_peer_holds_up_no_other(net: Net) -> None:
     port = await b.listen("127.0.0.1", 0)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         address = KvAddress("127.0.0.1", mute.getsockname()[1])
-        stuck = [asyncio.create_task(a.peer(f"m{n}", "1", address, soon(1.0))) for n in range(20)]
+        stuck = [asyncio.create_task(a.peer(who(f"m{n}"), address, soon(1.0))) for n in range(20)]
         await asyncio.sleep(0.05)
         began = time.monotonic()
-        await a.peer("b", "1", KvAddress("127.0.0.1", port), soon())
+        await a.peer(who("b"), KvAddress("127.0.0.1", port), soon())
         assert time.monotonic() - began < 0.5
         outcomes = await asyncio.gather(*stuck, return_exceptions=True)
     assert all(isinstance(outcome, PeerUnreachable) for outcome in outcomes)
@@ -203,7 +203,7 @@ async def test_a_refused_address_is_not_stormed(net: Net) -> None:
     address = KvAddress("127.0.0.1", server.sockets[0].getsockname()[1])
     for _ in range(5):
         with pytest.raises(PeerUnreachable):
-            await asyncio.gather(*(a.peer("b", "1", address, soon(0.2)) for _ in range(10)))
+            await asyncio.gather(*(a.peer(who("b"), address, soon(0.2)) for _ in range(10)))
     server.close()
     assert 2 <= attempts <= 7
 
@@ -222,7 +222,7 @@ async def test_a_peer_that_differs_is_refused_and_both_sides_name_the_field(
     (a, _), (b, _) = await net("a"), await net("b", **changes)
     port = await b.listen("127.0.0.1", 0)
     with pytest.raises(PeerRefused) as caught:
-        await a.peer("b", "1", KvAddress("127.0.0.1", port), soon())
+        await a.peer(who("b"), KvAddress("127.0.0.1", port), soon())
     assert caught.value.field == field
     await until(lambda: any("inbound_refused" in r.message and field in r.message for r in caplog.records))
     assert not b.links()
@@ -232,7 +232,7 @@ async def test_another_node_at_the_address_is_refused(net: Net) -> None:
     (a, _), (b, _) = await net("a"), await net("b")
     port = await b.listen("127.0.0.1", 0)
     with pytest.raises(PeerRefused, match="node_id"):
-        await a.peer("c", "1", KvAddress("127.0.0.1", port), soon())
+        await a.peer(who("c"), KvAddress("127.0.0.1", port), soon())
 
 
 async def test_a_peer_that_does_not_hold_its_key_is_refused_and_told(net: Net) -> None:
@@ -258,38 +258,68 @@ async def test_a_new_incarnation_drops_the_old_one(net: Net) -> None:
     b, on_b = await net("b")
     address = KvAddress("127.0.0.1", await b.listen("127.0.0.1", 0))
     old, on_old = await net("a", incarnation="1")
-    await old.peer("b", "1", address, soon())
-    first = await b.peer("a", "1", None, soon())
+    await old.peer(who("b"), address, soon())
+    first = await b.peer(who("a"), None, soon())
     new, _ = await net("a", incarnation="2")
-    await new.peer("b", "1", address, soon())
-    second = await b.peer("a", "2", None, soon())
+    await new.peer(who("b"), address, soon())
+    second = await b.peer(who("a", "2"), None, soon())
     await until(lambda: on_b.lost and on_old.lost)
     assert not first.alive
     assert second.alive
     assert "incarnation 2" in on_b.lost[0][1]
     with pytest.raises(PeerUnreachable):
-        await b.peer("a", "1", None, soon(0.1))
+        await b.peer(who("a"), None, soon(0.1))
 
 
 async def test_another_key_cannot_displace_a_connected_node(net: Net) -> None:
     b, on_b = await net("b")
     address = KvAddress("127.0.0.1", await b.listen("127.0.0.1", 0))
     a, _ = await net("a")
-    await a.peer("b", "1", address, soon())
+    await a.peer(who("b"), address, soon())
     impostor, _ = await net("a", key="m")
     with pytest.raises(PeerRefused, match="another key"):
-        await impostor.peer("b", "1", address, soon())
-    assert (await a.peer("b", "1", None, soon())).alive
+        await impostor.peer(who("b"), address, soon())
+    assert (await a.peer(who("b"), None, soon())).alive
     assert not on_b.lost
+
+
+async def test_a_node_whose_key_the_gateway_does_not_know_is_refused_whoever_dials(net: Net) -> None:
+    b, _ = await net("b")
+    impostor, _ = await net("a", key="m")
+    address = KvAddress("127.0.0.1", await impostor.listen("127.0.0.1", 0))
+    with pytest.raises(PeerRefused) as caught:
+        await b.peer(who("a"), address, soon())
+    assert caught.value.field == "public_key"
+    waiting = asyncio.create_task(b.peer(who("a"), None, soon()))
+    await asyncio.sleep(0)
+    address = KvAddress("127.0.0.1", await b.listen("127.0.0.1", 0))
+    with pytest.raises(PeerRefused, match="public_key"):
+        await impostor.peer(who("b"), address, soon())
+    a, _ = await net("a")
+    await a.peer(who("b"), address, soon())
+    assert (await waiting).identity.public_key == who("a").public_key
+
+
+async def test_an_impostor_that_came_first_makes_way_for_the_node_that_the_gateway_knows(net: Net) -> None:
+    b, on_b = await net("b")
+    address = KvAddress("127.0.0.1", await b.listen("127.0.0.1", 0))
+    impostor, _ = await net("a", key="m")
+    await impostor.peer(who("b"), address, soon())
+    waiting = asyncio.create_task(b.peer(who("a"), None, soon()))
+    await until(lambda: on_b.lost)
+    assert "another key" in on_b.lost[0][1]
+    a, _ = await net("a")
+    await a.peer(who("b"), address, soon())
+    assert (await waiting).identity.public_key == who("a").public_key
 
 
 async def test_the_number_of_peers_is_bounded(net: Net) -> None:
     b, _ = await net("b", limits=replace(QUICK, max_peers=2))
     address = KvAddress("127.0.0.1", await b.listen("127.0.0.1", 0))
     for name in ("p", "q"):
-        await (await net(name))[0].peer("b", "1", address, soon())
+        await (await net(name))[0].peer(who("b"), address, soon())
     with pytest.raises(PeerRefused, match="peers"):
-        await (await net("r"))[0].peer("b", "1", address, soon())
+        await (await net("r"))[0].peer(who("b"), address, soon())
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
@@ -302,7 +332,7 @@ async def test_listening_off_the_loopback_needs_tls(net: Net, host: str) -> None
 async def test_dialling_off_the_loopback_needs_tls(net: Net) -> None:
     a, _ = await net("a")
     with pytest.raises(PeerRefused, match="tls"):
-        await a.peer("b", "1", KvAddress("192.0.2.1", 1), soon())
+        await a.peer(who("b"), KvAddress("192.0.2.1", 1), soon())
 
 
 # ---- strangers and garbage
@@ -325,7 +355,7 @@ async def test_a_crowd_of_strangers_is_bounded_and_does_not_keep_a_node_out(net:
     await until(lambda: sum(reader.at_eof() for reader, _ in strangers) >= 22)
     assert len(b._greetings) <= 8
     a, _ = await net("a")
-    assert (await a.peer("b", "1", KvAddress("127.0.0.1", port), soon())).alive
+    assert (await a.peer(who("b"), KvAddress("127.0.0.1", port), soon())).alive
     for _, writer in strangers:
         writer.close()
 
@@ -349,7 +379,7 @@ async def test_garbage_instead_of_hello_is_refused_and_harms_nobody(net: Net, ga
     writer.write(garbage)
     assert (await refusal(reader)).reason.startswith("refused ")
     writer.close()
-    assert (await a.peer("b", "1", KvAddress("127.0.0.1", port), soon())).alive
+    assert (await a.peer(who("b"), KvAddress("127.0.0.1", port), soon())).alive
     assert not on_b.peers
 
 
@@ -374,7 +404,7 @@ async def test_a_server_that_talks_garbage_does_not_confuse_the_node_that_dials(
 
     server = await asyncio.start_server(babble, "127.0.0.1", 0)
     with pytest.raises(PeerUnreachable, match="frame"):
-        await a.peer("b", "1", KvAddress("127.0.0.1", server.sockets[0].getsockname()[1]), soon(0.5))
+        await a.peer(who("b"), KvAddress("127.0.0.1", server.sockets[0].getsockname()[1]), soon(0.5))
     server.close()
     assert not a.links()
     assert not on_a.peers
@@ -559,9 +589,9 @@ async def test_a_stalled_receiver_slows_nobody_else(net: Net) -> None:
     a, _ = await net("a")
     (b, _), (c, on_c) = await net("b"), await net("c")
     addresses = [KvAddress("127.0.0.1", await end.listen("127.0.0.1", 0)) for end in (b, c)]
-    to_b = await a.peer("b", "1", addresses[0], soon())
-    to_c = await a.peer("c", "1", addresses[1], soon())
-    (await b.peer("a", "1", None, soon())).pause()
+    to_b = await a.peer(who("b"), addresses[0], soon())
+    to_c = await a.peer(who("c"), addresses[1], soon())
+    (await b.peer(who("a"), None, soon())).pause()
     stalled = asyncio.create_task(to_b.send_data(data(0, 64 * MIB), [bytes(64 * MIB)]))
     await asyncio.sleep(0.05)
     began = time.monotonic()
@@ -643,7 +673,7 @@ async def test_many_transfers_share_one_socket(net: Net) -> None:
 async def test_a_silently_cut_connection_is_noticed_by_both_within_five_seconds(net: Net, swallows: bool) -> None:
     (a, on_a), (b, on_b) = await net("a", limits=TransportLimits()), await net("b", limits=TransportLimits())
     proxy = Proxy(await b.listen("127.0.0.1", 0), swallows)
-    at_a = await a.peer("b", "1", await proxy.start(), soon())
+    at_a = await a.peer(who("b"), await proxy.start(), soon())
     await asyncio.sleep(1.2)
     assert at_a.rtt_s > 0
     proxy.silent = True
@@ -679,7 +709,7 @@ async def test_a_killed_or_stopped_peer_is_noticed(net: Net, how: signal.Signals
     try:
         assert child.stdout is not None
         port = int(await child.stdout.readline())
-        peer = await a.peer("b", "1", KvAddress("127.0.0.1", port), soon())
+        peer = await a.peer(who("b"), KvAddress("127.0.0.1", port), soon())
         child.send_signal(how)
         await until(lambda: on_a.lost, within)
         assert not peer.alive
@@ -718,9 +748,9 @@ async def test_a_closed_peer_learns_why(net: Net) -> None:
 async def test_after_a_loss_the_next_caller_gets_a_new_connection(net: Net) -> None:
     (a, on_a), (b, _) = await net("a"), await net("b")
     address = KvAddress("127.0.0.1", await b.listen("127.0.0.1", 0))
-    first = await a.peer("b", "1", address, soon())
+    first = await a.peer(who("b"), address, soon())
     first.close("test")
-    second = await a.peer("b", "1", address, soon())
+    second = await a.peer(who("b"), address, soon())
     assert second is not first
     await asyncio.sleep(0.2)
     assert second.alive
@@ -731,14 +761,14 @@ async def test_a_lost_connection_that_one_side_has_not_noticed_is_replaced(net: 
     (a, _), (b, on_b) = await net("a"), await net("b", limits=TransportLimits())
     proxy = Proxy(await b.listen("127.0.0.1", 0))
     address = await proxy.start()
-    (await a.peer("b", "1", address, soon())).send(Grant(T))
+    (await a.peer(who("b"), address, soon())).send(Grant(T))
     await until(lambda: on_b.frames)
     proxy.silent = True
-    stale = await b.peer("a", "1", None, soon())
+    stale = await b.peer(who("a"), None, soon())
     await until(lambda: not a.links())
     proxy.silent = False
     assert stale.alive
-    fresh = await a.peer("b", "1", address, soon())
+    fresh = await a.peer(who("b"), address, soon())
     await until(lambda: not stale.alive)
     await asyncio.sleep(0.2)
     assert fresh.alive
@@ -752,9 +782,9 @@ async def test_closing_leaves_no_task_no_descriptor_and_may_be_repeated(net: Net
         a, on_a = KvEndpoint(local("a"), Recorder(), limits=QUICK), Recorder()
         b = KvEndpoint(local("b"), on_a, limits=QUICK)
         port = await b.listen("127.0.0.1", 0)
-        peer = await a.peer("b", "1", KvAddress("127.0.0.1", port), soon())
-        waiting = asyncio.create_task(b.peer("nobody", "1", None, soon()))
-        dialling = asyncio.create_task(a.peer("nobody", "1", KvAddress("127.0.0.1", 1), soon()))
+        peer = await a.peer(who("b"), KvAddress("127.0.0.1", port), soon())
+        waiting = asyncio.create_task(b.peer(who("nobody"), None, soon()))
+        dialling = asyncio.create_task(a.peer(who("nobody"), KvAddress("127.0.0.1", 1), soon()))
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         peer.send(Grant(T))
         await until(lambda on_a=on_a: on_a.frames)
@@ -765,7 +795,7 @@ async def test_closing_leaves_no_task_no_descriptor_and_may_be_repeated(net: Net
         assert all(isinstance(outcome, PeerUnreachable) for outcome in outcomes)
         assert len(on_a.lost) == 1
         with pytest.raises(PeerUnreachable, match="closed"):
-            await a.peer("b", "1", None, soon())
+            await a.peer(who("b"), None, soon())
         writer.close()
         await asyncio.sleep(0.02)
     assert asyncio.all_tasks() == tasks
@@ -778,7 +808,7 @@ async def test_closing_leaves_no_task_no_descriptor_and_may_be_repeated(net: Net
 async def test_a_link_report_counts_bytes_and_measures_round_trip_and_rate(net: Net) -> None:
     (a, _), (b, on_b) = await net("a"), await net("b")
     port = await b.listen("127.0.0.1", 0)
-    peer = await a.peer("b", "1", KvAddress("127.0.0.1", port), soon())
+    peer = await a.peer(who("b"), KvAddress("127.0.0.1", port), soon())
     for seq in range(16):
         await peer.send_data(data(seq, MIB), [bytes(MIB)])
     await until(lambda: len(on_b.arrived) == 16)
@@ -840,8 +870,8 @@ async def test_payloads_pass_over_tls_both_ways_with_pauses(net: Net, certificat
     a, on_a = await net("a", dial_ssl=ssl.create_default_context(cafile=str(certificate[0])))
     b, on_b = await net("b")
     port = await b.listen("127.0.0.1", 0, server_side(certificate))
-    at_a = await a.peer("b", "1", KvAddress("127.0.0.1", port), soon())
-    at_b = await b.peer("a", "1", None, soon())
+    at_a = await a.peer(who("b"), KvAddress("127.0.0.1", port), soon())
+    at_b = await b.peer(who("a"), None, soon())
     payload = random.Random(1).randbytes(9 * MIB + 7)
     at_b.pause()
     sends = [
@@ -863,8 +893,8 @@ async def test_a_cancelled_send_over_tls_does_not_break_the_stream(net: Net, cer
     a, _ = await net("a", dial_ssl=ssl.create_default_context(cafile=str(certificate[0])))
     b, on_b = await net("b")
     port = await b.listen("127.0.0.1", 0, server_side(certificate))
-    at_a = await a.peer("b", "1", KvAddress("127.0.0.1", port), soon())
-    at_b = await b.peer("a", "1", None, soon())
+    at_a = await a.peer(who("b"), KvAddress("127.0.0.1", port), soon())
+    at_b = await b.peer(who("a"), None, soon())
     at_b.pause()
     room = bytearray(b"a" * (32 * MIB))
     begun = asyncio.create_task(at_a.send_data(data(0, len(room)), [room]))
@@ -883,7 +913,7 @@ async def test_an_unknown_certificate_is_refused(net: Net, certificate: tuple[Pa
     b, _ = await net("b")
     port = await b.listen("127.0.0.1", 0, server_side(certificate))
     with pytest.raises(PeerRefused, match="tls"):
-        await a.peer("b", "1", KvAddress("127.0.0.1", port), soon())
+        await a.peer(who("b"), KvAddress("127.0.0.1", port), soon())
 
 
 async def test_plain_and_tls_do_not_meet_and_both_end_in_time(net: Net, certificate: tuple[Path, Path]) -> None:
@@ -895,7 +925,7 @@ async def test_plain_and_tls_do_not_meet_and_both_end_in_time(net: Net, certific
     for end, port in ((plain, tls_port), (secure, plain_port)):
         began = time.monotonic()
         with pytest.raises((PeerUnreachable, PeerRefused)):
-            await end.peer("b", "1", KvAddress("127.0.0.1", port), soon(1.0))
+            await end.peer(who("b"), KvAddress("127.0.0.1", port), soon(1.0))
         assert time.monotonic() - began < 2
     assert not on_b.peers
 
@@ -907,4 +937,4 @@ async def test_tls_older_than_1_3_is_refused(net: Net, certificate: tuple[Path, 
     b, _ = await net("b")
     port = await b.listen("127.0.0.1", 0, server_side(certificate))
     with pytest.raises(PeerRefused, match=r"TLSv1\.3"):
-        await a.peer("b", "1", KvAddress("127.0.0.1", port), soon())
+        await a.peer(who("b"), KvAddress("127.0.0.1", port), soon())

@@ -136,7 +136,7 @@ class Gateway(FakeGateway):
             now + seconds,
         )
         signed = sign_ticket(ticket, self.key)
-        source = KvSource(signed, prefill.node_id, prefill.incarnation, prefill.kv_address)
+        source = KvSource(signed, prefill.node_id, prefill.incarnation, prefill.public_key, prefill.kv_address)
         generate = GenerateJob(f"r{self.count}.1", ids, Sampling(8, 0.0), source, now + seconds)
         return ticket, PrefillJob(signed, ids, "lossless"), generate
 

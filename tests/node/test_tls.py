@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from kvcache.control import KvAddress
-from kvcache.transport import KvEndpoint, LocalIdentity, PeerRefused, PeerUnreachable
+from kvcache.transport import Expected, KvEndpoint, LocalIdentity, PeerRefused, PeerUnreachable
 from kvcache.wire import Role
 from node.config import ConfigError, TlsFiles
 from node.tls import dialling_context, gateway_context, listening_context
@@ -74,19 +74,20 @@ class Deaf:
         pass
 
 
-def endpoint(name, dial_ssl=None):
-    return KvEndpoint(
-        LocalIdentity(name, "1", Ed25519PrivateKey.generate(), "f", lambda: Role.PREFILL), Deaf(), dial_ssl
-    )
+def endpoint(name, key=None, dial_ssl=None):
+    key = key or Ed25519PrivateKey.generate()
+    return KvEndpoint(LocalIdentity(name, "1", key, "f", lambda: Role.PREFILL), Deaf(), dial_ssl)
 
 
 async def reach(listening, dialling, seconds=1.0):
     """Listen with one side's files, dial with the other's."""
-    server, client = endpoint("server"), endpoint("client", dialling_context(dialling))
+    key = Ed25519PrivateKey.generate()
+    wanted = Expected("server", "1", key.public_key().public_bytes_raw())
+    server, client = endpoint("server", key), endpoint("client", dial_ssl=dialling_context(dialling))
     try:
         port = await server.listen("127.0.0.1", 0, listening_context(listening))
         deadline = asyncio.get_running_loop().time() + seconds
-        peer = await client.peer("server", "1", KvAddress("127.0.0.1", port), deadline)
+        peer = await client.peer(wanted, KvAddress("127.0.0.1", port), deadline)
         return peer.identity.node_id
     finally:
         await client.close()
