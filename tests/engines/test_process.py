@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-import engines.process
-from engines.process import EngineProcess, EngineSpec, ProcessStream
+import engines.stream
+from engines.process import EngineProcess, EngineSpec
 from engines.protocol import (
     EngineLost,
     Exported,
@@ -31,6 +31,7 @@ from engines.protocol import (
     PrefillFinished,
     Token,
 )
+from engines.stream import ProcessStream
 from kvcache.control import Sampling
 from kvcache.layout import DType
 from tests.engines.harness import GREEDY, Room, generate, layout_of, prefill, prompt, running
@@ -258,7 +259,7 @@ async def test_an_engine_dies_with_its_node_even_when_stopped(model_dir: Callabl
 
 
 async def test_a_reader_that_falls_behind_loses_its_job_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines.process, "BACKLOG_BYTES", 1000)
+    monkeypatch.setattr(engines.stream, "BACKLOG_BYTES", 1000)
     cancelled: list[str] = []
     stream = ProcessStream("slow", cancelled.append)
     for n in range(20):
