@@ -1,14 +1,36 @@
-"""KV codecs, by name. Host memory and numpy only."""
+"""KV codecs, by name. Functions of numpy arrays or torch tensors; nothing here imports torch."""
 
 from __future__ import annotations
 
-from kvcache.codecs.base import Buffer, Codec, CodecError, UnknownCodec
+from kvcache.codecs.base import Buffer, Codec, CodecError, TensorCodec, UnknownCodec
+from kvcache.codecs.codecset import CodecSet, find, parse
+from kvcache.codecs.half import Half
 from kvcache.codecs.lossless import Lossless
+from kvcache.codecs.quantised import Kind, Quantised
 from kvcache.codecs.raw import Raw
 
-__all__ = ["EXACT", "Buffer", "Codec", "CodecError", "UnknownCodec", "by_name"]
+__all__ = [
+    "EXACT",
+    "TENSOR_CODECS",
+    "Buffer",
+    "Codec",
+    "CodecError",
+    "CodecSet",
+    "TensorCodec",
+    "UnknownCodec",
+    "by_name",
+    "set_by_name",
+]
 
-_ALL: tuple[Codec, ...] = (Raw(), Lossless())
+TENSOR_CODECS: tuple[TensorCodec, ...] = (
+    Half(),
+    Quantised(Kind.FP8),
+    Quantised(Kind.INT8),
+    Quantised(Kind.INT4),
+)
+"""Those whose arithmetic runs where the tensor lives. All are inexact."""
+
+_ALL: tuple[Codec, ...] = (Raw(), Lossless(), *TENSOR_CODECS)
 _CODECS = {codec.name: codec for codec in _ALL}
 
 EXACT = tuple(name for name, codec in _CODECS.items() if codec.exact)
@@ -16,7 +38,12 @@ EXACT = tuple(name for name, codec in _CODECS.items() if codec.exact)
 
 def by_name(name: str) -> Codec:
     """The codec of this name. Raises UnknownCodec."""
-    try:
-        return _CODECS[name]
-    except KeyError:
-        raise UnknownCodec(f"codec {name!r} is unknown; known are {', '.join(_CODECS)}") from None
+    return find(name, _CODECS)
+
+
+def set_by_name(name: str) -> CodecSet:
+    """The codecs that a transfer of this name uses: ``int8`` for all pieces, or as in ``int8,state=fp16``.
+
+    Raises UnknownCodec.
+    """
+    return parse(name, _CODECS)

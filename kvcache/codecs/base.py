@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from kvcache.layout import DType
 
@@ -12,7 +12,10 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class CodecError(ValueError):
-    """A payload that this codec did not make for this piece: damaged, truncated, too long or of another version."""
+    """A payload that this codec did not make for this piece: damaged, truncated, too long or of another version.
+
+    Or, from an encoder, values that this codec cannot carry: no codec falls back to another, silently or otherwise.
+    """
 
 
 class UnknownCodec(ValueError):
@@ -34,10 +37,14 @@ class Codec(Protocol):
     def exact(self) -> bool:
         """Whether decode(encode(x)) is x, bit for bit."""
 
+    @property
+    def dtypes(self) -> tuple[DType, ...]:
+        """The element types that it carries; others raise CodecError."""
+
     def encode(self, views: Sequence[memoryview], dtype: DType, shape: tuple[int, ...]) -> Sequence[Buffer]:
         """The bytes to send, in parts; they may be ``views`` themselves, so these must stay unchanged until sent.
 
-        Raises ValueError where the views do not hold what dtype and shape say.
+        Raises ValueError where the views do not hold what dtype and shape say, CodecError for what it cannot carry.
         """
 
     def decode(
@@ -55,6 +62,19 @@ class Codec(Protocol):
 
     def max_wire_bytes(self, raw_bytes: int) -> int:
         """The most that ``raw_bytes`` can encode to: a receiver refuses more before reading it."""
+
+
+class TensorCodec(Codec, Protocol):
+    """A codec whose arithmetic runs on numpy arrays and torch tensors alike, with equal bytes from both.
+
+    ``words`` are a piece's bits, int32 for fp32 and int16 for the others, in canonical order.
+    """
+
+    def encode_tensor(self, words: Any, dtype: DType, shape: tuple[int, ...]) -> Sequence[Buffer]:
+        """``encode`` for an array in either namespace, on any device. Raises CodecError for what it cannot carry."""
+
+    def decode_tensor(self, payload: memoryview, dtype: DType, shape: tuple[int, ...], like: Any) -> Any:
+        """The words, flat, in the namespace and on the device of ``like``. Raises CodecError as ``decode`` does."""
 
 
 def check_size(views: Sequence[memoryview], dtype: DType, shape: tuple[int, ...], field: str) -> int:

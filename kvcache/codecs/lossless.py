@@ -13,17 +13,16 @@ channel (column of the piece seen as (shape[0], the rest)): its mean less ``cent
 from __future__ import annotations
 
 import struct
-import threading
 from collections.abc import Sequence
 from enum import IntEnum
 from math import prod
 from typing import Any
 
 import numpy as np
-import zstandard
 from numpy.typing import NDArray
 
 from kvcache.codecs.base import Buffer, CodecError, check_size, gather, scatter
+from kvcache.codecs.entropy import HuffmanCoder
 from kvcache.layout import DType
 
 LOSSLESS_VERSION = 1
@@ -44,24 +43,15 @@ class _Mode(IntEnum):
     CENTRED = 2
 
 
-class _ThreadCoders(threading.local):
-    """zstd contexts serve one thread at a time. Made for Huffman alone: a tiny table and long matches find next to
-    nothing in exponents, which is faster and also smaller than level 1's many short matches."""
-
-    def __init__(self) -> None:
-        parameters = zstandard.ZstdCompressionParameters.from_level(1, min_match=7, hash_log=6)
-        self.compressor = zstandard.ZstdCompressor(compression_params=parameters)
-        self.decompressor = zstandard.ZstdDecompressor()
-
-
 class Lossless:
     """Exponent split and Huffman coding for bf16, fp16 and fp32, exact for every bit pattern."""
 
     name = "lossless"
     exact = True
+    dtypes = tuple(DType)
 
     def __init__(self) -> None:
-        self._coders = _ThreadCoders()
+        self._coder = HuffmanCoder()
 
     def encode(self, views: Sequence[memoryview], dtype: DType, shape: tuple[int, ...]) -> Sequence[Buffer]:
         """Header, coded exponents and the stored planes; or header and the views themselves where nothing is won.
@@ -78,7 +68,7 @@ class Lossless:
         if shape and shape[0] >= _CENTRE_FROM_ROWS:
             mode = _Mode.CENTRED
             top, centre = _centred(top.reshape(shape[0], -1))
-        coded = self._coders.compressor.compress(top.data)
+        coded = self._coder.compress(top)
         if len(coded) >= words.size:
             return [_HEADER.pack(_MAGIC, LOSSLESS_VERSION, _Mode.STORED, 0, 0), *views]
         return [
@@ -112,7 +102,7 @@ class Lossless:
         if body.nbytes != coded + total - count:
             raise CodecError(f"lossless payload: {body.nbytes} bytes follow, expected {coded} and {total - count}")
         columns = prod(shape[1:]) if mode == _Mode.CENTRED else 0
-        top = self._decompress(body[:coded], columns + count)
+        top = self._coder.decompress(body[:coded], columns + count, "lossless payload")
         if mode == _Mode.CENTRED:
             means = top[:columns] + np.uint8(centre)
             top = (top[columns:].reshape(-1, columns) + means).reshape(-1)
@@ -121,17 +111,6 @@ class Lossless:
     def max_wire_bytes(self, raw_bytes: int) -> int:
         """The raw bytes and the header."""
         return raw_bytes + _HEADER.size
-
-    def _decompress(self, frame: memoryview, size: int) -> _Bytes:
-        """``size`` bytes from one zstd frame. The frame's own claim is checked first: it decides what is allocated."""
-        try:
-            claimed = zstandard.frame_content_size(frame)
-            if claimed != size:
-                raise CodecError(f"lossless payload: a frame of {claimed} bytes, expected {size}")
-            plain = self._coders.decompressor.decompress(frame, max_output_size=size, allow_extra_data=False)
-        except zstandard.ZstdError as error:
-            raise CodecError(f"lossless payload: {error}") from error
-        return np.frombuffer(plain, np.uint8)
 
 
 def _words(data: memoryview, dtype: DType) -> _Words:

@@ -13,6 +13,7 @@ class Raw:
 
     name = "raw"
     exact = True
+    dtypes = tuple(DType)
 
     def encode(self, views: Sequence[memoryview], dtype: DType, shape: tuple[int, ...]) -> Sequence[memoryview]:
         """The views themselves. Raises ValueError where they do not hold what dtype and shape say."""
