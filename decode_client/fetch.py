@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from decode_client.context import ClientContext
 from decode_client.landing import Landed, check_batch
 from decode_client.scratch import Scratch
-from kvcache import codecs
 from kvcache.blocks import PageTable
 from kvcache.codecs import CodecError
 from kvcache.control import KvSource, TransferDone
@@ -31,7 +30,7 @@ ABORT_DETAIL_CHARS = 200
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Committed KV: the pages hold exactly what was exported."""
+    """Committed KV: the pages hold what was exported, bit for bit where the transfer's codecs are exact."""
 
     pages: tuple[int, ...]
     report: TransferDone
@@ -56,7 +55,7 @@ class Fetch:
         self._source = source
         self._fate = fate
         self._scratch = scratch
-        self._incoming = IncomingTransfer(plan, ticket, codecs.EXACT)
+        self._incoming = IncomingTransfer(plan, ticket, source.quality.codecs)
         self._threads = ThreadWork(context.executor)
         self._table: PageTable | None = None
         self._landing: Piece | None = None
@@ -77,7 +76,7 @@ class Fetch:
         """
         loop = asyncio.get_running_loop()
         peer = self.peer = await self._find_peer(deadline)
-        peer.send(Open(self._source.ticket, codecs.EXACT))
+        peer.send(Open(self._source.ticket, self._source.quality.codecs))
         await self._announced.wait()
         plan = self._incoming.plan
         pages = await self._reserve(owner, deadline)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvcache.blocks import PageTable
-from kvcache.codecs import Codec, CodecError
-from kvcache.digest import piece_digest
+from kvcache.codecs import CodecError, CodecSet
+from kvcache.digest import wire_digest
 from kvcache.hostpool import HostPool
 from kvcache.plan import Piece, TransferPlan
 
@@ -21,23 +21,20 @@ class Landed:
 
 
 def check_batch(
-    plan: TransferPlan, table: PageTable, pool: HostPool, codec: Codec, batch: Sequence[Landed]
+    plan: TransferPlan, table: PageTable, pool: HostPool, codecs: CodecSet, batch: Sequence[Landed]
 ) -> list[tuple[int, bytes]]:
-    """Bring pieces into their pages and digest what then lies there: (seq, digest) each. Runs in a thread.
+    """Bring pieces into their pages and digest what arrived, as the wire has it: (seq, digest) each. Runs in a thread.
 
-    An exact codec's digest is that of the raw bytes in the pages, another's that of the encoded bytes. Raises
-    CodecError for a payload that does not decode.
+    Raises CodecError for a payload that does not decode.
     """
     digests = []
     for landed in batch:
-        views = pool.views(table.extents(landed.piece))
+        views, codec = pool.views(table.extents(landed.piece)), codecs.of(plan, landed.piece)
         if landed.payload is not None:
             try:
                 codec.decode(landed.payload, views, plan.tensor(landed.piece).dtype, plan.shape(landed.piece))
             except CodecError as error:
                 raise CodecError(f"piece {landed.piece.seq}: {error}") from error
-        if landed.payload is None or codec.exact:
-            digests.append((landed.piece.seq, piece_digest(views)))
-        else:
-            digests.append((landed.piece.seq, piece_digest([landed.payload])))
+        arrived = views if landed.payload is None else [landed.payload]
+        digests.append((landed.piece.seq, wire_digest(codec.exact, views, arrived)))
     return digests

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from kvcache.quality import Quality
 from kvcache.wire import Role
 
 MAX_MESSAGE_BYTES = 16 << 20
@@ -126,7 +127,8 @@ class PrefillDone(msgspec.Struct, frozen=True, tag=True):
 class TransferDone(msgspec.Struct, frozen=True, tag=True):
     """Decode side: verified and committed. ``exposed_s`` runs from the last chunk's end to the commit.
 
-    ``kv_digest`` is xxh3-128 over the piece digests in plan order, computed from the committed bytes.
+    ``kv_digest`` is xxh3-128 over the piece digests in plan order: of the committed bytes, or, where a codec is
+    inexact, of what arrived.
     """
 
     transfer: bytes
@@ -210,13 +212,17 @@ class PrefillJob(msgspec.Struct, frozen=True, tag=True):
 
 
 class KvSource(msgspec.Struct, frozen=True):
-    """Where a generation's KV comes from: the node that proves this key. ``dial`` None: wait until it dials in."""
+    """Where a generation's KV comes from: the node that proves this key. ``dial`` None: wait until it dials in.
+
+    ``quality`` bounds the codecs that the decode node offers, and so those that the prefill node may use.
+    """
 
     ticket: bytes
     node_id: str
     incarnation: str
     public_key: bytes
     dial: KvAddress | None
+    quality: Quality = Quality.EXACT
 
 
 class GenerateJob(msgspec.Struct, frozen=True, tag=True):

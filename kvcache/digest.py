@@ -17,6 +17,18 @@ def piece_digest(views: Sequence[bytes | bytearray | memoryview]) -> bytes:
     return state.digest()
 
 
+def wire_digest(
+    exact: bool,
+    raw: Sequence[bytes | bytearray | memoryview],
+    encoded: Sequence[bytes | bytearray | memoryview],
+) -> bytes:
+    """What a Data frame carries: the digest of the raw bytes where the codec is ``exact``, else of the encoded ones.
+
+    An inexact codec's raw bytes differ at the two ends, and nothing but the encoded ones can be compared.
+    """
+    return piece_digest(raw if exact else encoded)
+
+
 def kv_digest(digests: bytes) -> bytes:
     """xxh3-128 over all piece digests in plan order: one value for a whole transfer.
 

@@ -33,8 +33,8 @@ def _check_plan(plan: TransferPlan, ticket: Ticket) -> None:
 class IncomingTransfer:
     """The decode side: Announce, then each piece once and in order, then a Manifest that accounts for all.
 
-    ``codec_names`` are those that the Open offered. Raises TransferViolation where the plan exceeds the ticket's cap,
-    ValueError where it is not the ticket's plan.
+    ``codec_names`` are the single codecs that the Open offered; any set of them may be announced. Raises
+    TransferViolation where the plan exceeds the ticket's cap, ValueError where it is not the ticket's plan.
     """
 
     def __init__(self, plan: TransferPlan, ticket: Ticket, codec_names: Sequence[str]) -> None:
@@ -46,13 +46,13 @@ class IncomingTransfer:
         """Payload bytes announced by the Data headers so far."""
         self._transfer = ticket.transfer
         self._codec_names = tuple(codec_names)
-        self._codec: codecs.Codec | None = None
+        self._codec: codecs.CodecSet | None = None
         self._headers: list[bytes] = []
         self._verified: set[int] = set()
 
     @property
-    def codec(self) -> codecs.Codec | None:
-        """The announced codec, None before the Announce."""
+    def codec(self) -> codecs.CodecSet | None:
+        """The announced codecs, None before the Announce."""
         return self._codec
 
     def check_announce(self, announce: Announce) -> None:
@@ -62,9 +62,14 @@ class IncomingTransfer:
         self._same("raw_bytes", announce.raw_bytes, self.plan.nbytes)
         if self._codec is not None:
             raise TransferViolation("announce", "this transfer was announced before")
-        if announce.codec not in self._codec_names:
+        try:
+            announced = codecs.set_by_name(announce.codec)
+            announced.check(self.plan.layout)
+        except (codecs.UnknownCodec, codecs.CodecError) as error:
+            raise TransferViolation("codec", str(error)) from error
+        if not announced.members.issubset(self._codec_names):
             raise TransferViolation("codec", f"{announce.codec!r} was not offered, only {', '.join(self._codec_names)}")
-        self._codec = codecs.by_name(announce.codec)
+        self._codec = announced
 
     def check_data(self, data: Data) -> Piece:
         """The piece that this header belongs to. Raises TransferViolation on any difference from the plan."""
@@ -78,10 +83,11 @@ class IncomingTransfer:
         for field in ("group", "layer", "tensor", "start", "stop"):
             self._same(field, getattr(data, field), getattr(piece, field))
         self._same("dtype", data.dtype, self.plan.tensor(piece).dtype.value)
-        self._same("codec", data.codec, self._codec.name)
+        codec = self._codec.of(self.plan, piece)
+        self._same("codec", data.codec, codec.name)
         self._same("raw_bytes", data.raw_bytes, piece.nbytes)
-        if not 0 < data.wire_bytes <= self._codec.max_wire_bytes(piece.nbytes):
-            limit = self._codec.max_wire_bytes(piece.nbytes)
+        limit = codec.max_wire_bytes(piece.nbytes)
+        if not 0 < data.wire_bytes <= limit:
             raise TransferViolation("wire_bytes", f"{data.wire_bytes}, expected 1 to {limit} for {data.codec}")
         self._same("digest", len(data.digest), DIGEST_BYTES)
         self._headers.append(data.digest)

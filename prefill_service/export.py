@@ -7,10 +7,11 @@ all let go of them, however the transfer ended.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
-from engines.protocol import Exported, JobCancelled, JobEvent, JobFailed, PrefillCommand, PrefillFinished
+from engines.protocol import EngineLost, Exported, JobCancelled, JobEvent, JobFailed, PrefillCommand, PrefillFinished
 from engines.running import EngineRun
-from kvcache.codecs import Codec
+from kvcache.codecs import CodecError, CodecSet
 from kvcache.control import PrefillDone, PrefillJob, PrefillStarted
 from kvcache.fate import Ending, JobEnded, JobFate
 from kvcache.plan import plan_transfer
@@ -30,7 +31,7 @@ class Export:
     """``run`` once; frames and ends come in from outside at any time. ``deadline`` is the loop's time."""
 
     def __init__(
-        self, context: ServiceContext, order: PrefillJob, ticket: Ticket, codec: Codec, deadline: float
+        self, context: ServiceContext, order: PrefillJob, ticket: Ticket, codec: CodecSet, deadline: float
     ) -> None:
         self.job = ticket.transfer.hex()
         self.ticket = ticket
@@ -98,7 +99,7 @@ class Export:
             self.fate.end("violation", "opened again over another connection", stage="transfer")
             return
         self.peer = peer
-        if self._codec.name not in frame.codecs:
+        if not self._codec.members.issubset(frame.codecs):
             self.fate.end("codec", f"{self._codec.name} was ordered, offered are {frame.codecs}", stage="transfer")
             return
         self._claimed.set()
@@ -125,8 +126,8 @@ class Export:
             self.fate.end("violation", str(violation), stage="transfer")
 
     def on_lost(self, peer: Peer, cause: str) -> None:
-        """A connection is gone; this transfer ends with it if it was the one."""
-        if peer is self.peer:
+        """A connection is gone; this transfer ends with it if it was the one and nothing is committed."""
+        if peer is self.peer and not self._committed.is_set():
             self.fate.end("peer_lost", cause, stage="transfer", told=True)
 
     async def _work(self) -> None:
@@ -160,8 +161,13 @@ class Export:
             await self._sender.run(self.peer)
         except PeerLost as lost:
             raise JobEnded("peer_lost", str(lost), stage="transfer") from lost
+        except CodecError as error:
+            raise JobEnded("codec", str(error), stage="transfer") from error
         self.peer.send(self._outgoing.manifest(self._lag_s()))
         await self._committed.wait()
+        assert self._run is not None
+        with contextlib.suppress(EngineLost):
+            await self._run.wait()
 
     async def _dial(self) -> None:
         dial = self._order.dial
@@ -199,7 +205,8 @@ class Export:
         try:
             await run.wait()
         except Exception as error:
-            self.fate.end("engine_lost", str(error), stage="prefill")
+            if not self._committed.is_set():
+                self.fate.end("engine_lost", str(error), stage="prefill")
 
     def _on_event(self, event: JobEvent) -> None:
         assert self._sender is not None

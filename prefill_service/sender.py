@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvcache.blocks import PageTable
-from kvcache.codecs import Buffer, Codec
-from kvcache.digest import piece_digest
+from kvcache.codecs import Buffer, CodecSet
+from kvcache.digest import wire_digest
 from kvcache.hostpool import HostPool
 from kvcache.plan import Piece, TransferPlan
 from kvcache.threadwork import ThreadWork
@@ -22,21 +22,22 @@ class Encoded:
     """One piece ready to leave. ``payload`` may be pool memory itself."""
 
     piece: Piece
+    codec: str
     payload: Sequence[Buffer]
     wire_bytes: int
     digest: bytes
 
 
 def encode_batch(
-    plan: TransferPlan, table: PageTable, pool: HostPool, codec: Codec, pieces: Sequence[Piece]
+    plan: TransferPlan, table: PageTable, pool: HostPool, codecs: CodecSet, pieces: Sequence[Piece]
 ) -> list[Encoded]:
-    """Encode and digest exported pieces: raw bytes for an exact codec, encoded ones otherwise. Runs in a thread."""
+    """Encode and digest exported pieces. Runs in a thread. Raises CodecError for what a codec cannot carry."""
     encoded = []
     for piece in pieces:
-        views = pool.views(table.extents(piece))
+        views, codec = pool.views(table.extents(piece)), codecs.of(plan, piece)
         payload = codec.encode(views, plan.tensor(piece).dtype, plan.shape(piece))
         size = sum(memoryview(part).nbytes for part in payload)
-        encoded.append(Encoded(piece, payload, size, piece_digest(views if codec.exact else payload)))
+        encoded.append(Encoded(piece, codec.name, payload, size, wire_digest(codec.exact, views, payload)))
     return encoded
 
 
@@ -48,7 +49,7 @@ class PieceSender:
         outgoing: OutgoingTransfer,
         table: PageTable,
         pool: HostPool,
-        codec: Codec,
+        codecs: CodecSet,
         threads: ThreadWork,
         *,
         batch_bytes: int,
@@ -57,7 +58,7 @@ class PieceSender:
         self._outgoing = outgoing
         self._table = table
         self._pool = pool
-        self._codec = codec
+        self._codecs = codecs
         self._threads = threads
         self._batch_bytes = batch_bytes
         self._batches_ahead = batches_ahead
@@ -80,7 +81,7 @@ class PieceSender:
     async def run(self, peer: Peer) -> None:
         """Send every piece of the plan; when this ends, however it ends, the wire reads no pool memory.
 
-        Raises PeerLost.
+        Raises PeerLost, and CodecError for what a codec cannot carry.
         """
         ahead: deque[asyncio.Future[list[Encoded]]] = deque()
         while self._outgoing.sent < len(self._outgoing.plan.pieces):
@@ -91,7 +92,7 @@ class PieceSender:
                 await self._progress.wait()
                 continue
             for encoded in await ahead.popleft():
-                header = self._outgoing.header(encoded.piece, self._codec.name, encoded.wire_bytes, encoded.digest)
+                header = self._outgoing.header(encoded.piece, encoded.codec, encoded.wire_bytes, encoded.digest)
                 await peer.send_data(header, encoded.payload)
 
     def _encode_next(self) -> asyncio.Future[list[Encoded]]:
@@ -100,4 +101,4 @@ class PieceSender:
             size += plan.pieces[end].nbytes
             end += 1
         pieces, self._begun = plan.pieces[self._begun : end], end
-        return self._threads.start(encode_batch, plan, self._table, self._pool, self._codec, pieces)
+        return self._threads.start(encode_batch, plan, self._table, self._pool, self._codecs, pieces)

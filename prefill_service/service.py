@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvcache import codecs
-from kvcache.codecs import Codec, UnknownCodec
+from kvcache.codecs import CodecError, CodecSet, UnknownCodec
 from kvcache.control import Cancelled, Failed, PrefillJob
 from kvcache.ticket import Ticket, TicketError, claimed_transfer, verify_ticket
 from kvcache.transport import Peer
@@ -165,8 +165,8 @@ class PrefillService:
                 raise TicketError(field, f"{getattr(ticket, field)}, this node has {mine}")
         return ticket
 
-    def _check(self, order: PrefillJob, ticket: Ticket) -> Codec:
-        """The ordered codec. Raises OrderRefused for a job that this node cannot do now."""
+    def _check(self, order: PrefillJob, ticket: Ticket) -> CodecSet:
+        """The ordered codecs. Raises OrderRefused for a job that this node cannot do now."""
         if ticket.transfer in self._used:
             raise OrderRefused("ticket_used", "this transfer was served before")
         if len(order.token_ids) < ticket.stop:
@@ -180,9 +180,11 @@ class PrefillService:
         if self._context.engine() is None:
             raise OrderRefused("engine_lost", "the engine is being restarted")
         try:
-            return codecs.by_name(order.codec)
-        except UnknownCodec as error:
+            ordered = codecs.set_by_name(order.codec)
+            ordered.check(self._context.geometry.layout)
+        except (UnknownCodec, CodecError) as error:
             raise OrderRefused("codec", str(error)) from error
+        return ordered
 
     async def _serve(self, export: Export) -> None:
         ending = await export.run()

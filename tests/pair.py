@@ -32,6 +32,7 @@ from kvcache.control import (
 )
 from kvcache.hostpool import HostPool
 from kvcache.layout import DType, GroupKind, GroupSpec, KVLayout, LayerSpec, TensorSpec
+from kvcache.quality import Quality
 from kvcache.room import PageRoom
 from kvcache.ticket import Ticket, sign_ticket
 from kvcache.transport import KvEndpoint, LocalIdentity, TransportLimits
@@ -195,6 +196,7 @@ class Pair:
         *,
         seconds: float = 20.0,
         codec: str = "raw",
+        quality: Quality = Quality.EXACT,
         stops: tuple[str, ...] = (),
         max_tokens: int = 16,
         priority: int = 0,
@@ -228,7 +230,7 @@ class Pair:
             assert self.decode.address is not None
             dial = KvPeer(self.decode.name, self.decode.incarnation, self.decode.public_key, self.decode.address)
         prefill = self.prefill
-        source = KvSource(signed, prefill.name, prefill.incarnation, prefill.public_key, prefill.address)
+        source = KvSource(signed, prefill.name, prefill.incarnation, prefill.public_key, prefill.address, quality)
         sampling = Sampling(max_tokens=max_tokens, temperature=0.0, stop=stops, include_stop=include_stop)
         generate = GenerateJob(f"r{self._count}.1", ids, sampling, source, now + seconds)
         return Job(ticket, PrefillJob(signed, ids, codec, priority, dial), generate)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcache.digest import DIGEST_BYTES, kv_digest, piece_digest
+from kvcache.digest import DIGEST_BYTES, kv_digest, piece_digest, wire_digest
 
 
 def test_the_digest_of_nothing_is_xxh3s_published_value() -> None:
@@ -37,3 +37,9 @@ def test_a_kv_digest_depends_on_every_piece_and_their_order() -> None:
 def test_a_broken_list_of_digests_is_refused() -> None:
     with pytest.raises(ValueError, match="17 bytes are no multiple of 16"):
         kv_digest(bytes(17))
+
+
+def test_the_wire_carries_the_digest_of_what_both_ends_can_see() -> None:
+    raw, encoded = [b"raw"], [b"enc", b"oded"]
+    assert wire_digest(True, raw, encoded) == piece_digest(raw)
+    assert wire_digest(False, raw, encoded) == piece_digest([b"encoded"])

@@ -1,0 +1,82 @@
+"""Transfers whose codecs are inexact: only where the request allows it, piece by piece, and never in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from kvcache import codecs
+from kvcache.control import Failed, Finished, TransferDone
+from kvcache.digest import kv_digest, wire_digest
+from kvcache.plan import Piece, plan_transfer
+from kvcache.quality import Quality
+from tests import fake_engine
+from tests.pair import CHUNK, LAYOUT, pair
+
+MIXED = "lossless,state=fp16,full.v=raw"
+
+
+def small_integers(token_ids: Sequence[int], piece: Piece) -> bytes:
+    """What fp16 carries without a change, so that the fake engines can compare."""
+    seed = (*token_ids[: piece.stop], piece.group, piece.layer, piece.tensor, piece.start)
+    return np.random.default_rng(seed).integers(-99, 99, piece.nbytes // 4).astype("<f4").tobytes()
+
+
+async def test_each_tensor_travels_by_the_codec_chosen_for_it(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fake_engine, "piece_bytes", small_integers)
+    async with pair(tokenizer) as nodes:
+        job = nodes.job(300, codec=MIXED, quality=Quality.NEAR)
+        nodes.start(job)
+        assert isinstance(await nodes.decode.ended(job.generation), Finished)
+        done = await nodes.decode.told(TransferDone, job.transfer)
+        assert done.codec == MIXED
+        plan = plan_transfer(LAYOUT, 0, 299, CHUNK)
+        digests, sizes = b"", 0
+        for piece in plan.pieces:
+            codec = codecs.set_by_name(MIXED).of(plan, piece)
+            raw = memoryview(small_integers(job.generate.token_ids, piece))
+            encoded = codec.encode([raw], plan.tensor(piece).dtype, plan.shape(piece))
+            digests += wire_digest(codec.exact, [raw], encoded)
+            sizes += sum(memoryview(part).nbytes for part in encoded)
+        assert done.kv_digest == kv_digest(digests)
+        assert done.wire_bytes == sizes
+
+
+@pytest.mark.parametrize(
+    ("codec", "quality"), [("int8", Quality.EXACT), (MIXED, Quality.EXACT), ("int4", Quality.NEAR)]
+)
+async def test_a_codec_beyond_the_requests_quality_is_refused(
+    tokenizer: Tokenizer, codec: str, quality: Quality
+) -> None:
+    async with pair(tokenizer) as nodes:
+        job = nodes.job(codec=codec, quality=quality)
+        nodes.start(job)
+        for side, name in ((nodes.prefill, job.transfer), (nodes.decode, job.generation)):
+            failed = await side.told(Failed, name)
+            assert "offered are ('raw', 'lossless'" in failed.detail
+
+
+async def test_what_a_codec_cannot_carry_fails_the_transfer_by_name(tokenizer: Tokenizer) -> None:
+    async with pair(tokenizer) as nodes:
+        job = nodes.job(codec="int8", quality=Quality.NEAR)  # the fake engine's random bits hold huge values and NaN
+        nodes.start(job)
+        failed = await nodes.prefill.told(Failed, job.transfer)
+        assert (failed.stage, failed.cause) == ("transfer", "codec")
+        assert "only an exact codec carries those" in failed.detail
+
+
+@pytest.mark.parametrize(("codec", "wrong"), [("int3", "is unknown"), ("raw,mla=raw", "is not GROUP=CODEC")])
+async def test_an_unknown_codec_is_refused_before_anything_is_computed(
+    tokenizer: Tokenizer, codec: str, wrong: str
+) -> None:
+    async with pair(tokenizer) as nodes:
+        job = nodes.job(codec=codec)
+        nodes.prefill.serving.accept(job.prefill)
+        failed = await nodes.prefill.told(Failed, job.transfer)
+        assert (failed.stage, failed.cause) == ("queue", "codec")
+        assert wrong in failed.detail
