@@ -6,6 +6,7 @@ import msgspec
 
 from gateway.access import OPEN_PATHS, Access
 from gateway.asgi import Receive, Scope, Send
+from gateway.building import AttemptBuilder
 from gateway.config import GatewayConfig
 from gateway.decisions import Decisions
 from gateway.errors import ApiError
@@ -37,8 +38,9 @@ class Gateway:
         self.metrics = Metrics(self.registry)
         self.decisions = Decisions(state)
         ticket_key = state.ticket_key()
+        builder = AttemptBuilder(self.registry, ticket_key, model.fingerprint.digest())
         services = Services(
-            config, model, self.registry, RoutingPolicy(), FallbackBudget(), ticket_key, self.decisions, self.metrics
+            config, model, self.registry, RoutingPolicy(), FallbackBudget(), builder, self.decisions, self.metrics
         )
         self._tokenizing = Tokenizing(model.tokenizer, model.template)
         self._access = Access(self.keys, config.join_token)

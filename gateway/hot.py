@@ -14,11 +14,13 @@ from typing import Any
 import msgspec
 
 from gateway.asgi import Receive, Scope, Send, header
+from gateway.building import Prompted
 from gateway.errors import ApiError, bad_field
+from gateway.exchange import JSON, SSE, Exchange, read_body
 from gateway.keys import Principal, Role
-from gateway.life import Prompted, RequestLife, Services
+from gateway.life import RequestLife, Services
 from gateway.openai.requests import GenerationRequest, parse_chat, parse_completion
-from gateway.openai.responses import Answer, sse
+from gateway.openai.responses import Answer
 from gateway.tokenizing import Tokenizing
 from kvcache.control import Finished
 from scheduler.facts import RequestFacts, RouteHint
@@ -26,19 +28,13 @@ from scheduler.sizes import transfer_bytes
 
 log = logging.getLogger(__name__)
 
-Headers = list[tuple[bytes, bytes]]
+Parse = Callable[[bytes], GenerationRequest]
 
-BODY_TIMEOUT_S = 30.0
 READ_GRACE_S = 5.0
 """How long after its deadline an answer that is ready may still wait for a client that does not read."""
+
 KV_QUALITIES = ("exact", "near", "compact")
 _REQUEST_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
-_JSON = (b"content-type", b"application/json")
-_SSE: Headers = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +42,7 @@ class Endpoint:
     """One generation endpoint: its path and how its body is parsed."""
 
     path: str
-    parse: Callable[[bytes], GenerationRequest]
+    parse: Parse
 
 
 ENDPOINTS = {
@@ -72,13 +68,13 @@ class Generation:
 
     async def serve(self, endpoint: Endpoint, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. A client that goes away before its end cancels everything done for it."""
-        exchange = _Exchange(endpoint, _request_id(scope), send)
+        exchange = Exchange(endpoint.path, _request_id(scope), send)
         began = time.perf_counter()
         self._in_flight += 1
         self._idle.clear()
         self._s.metrics.running.inc()
         try:
-            await self._guarded(exchange, principal, scope, receive)
+            await self._guarded(exchange, endpoint.parse, principal, scope, receive)
         finally:
             self._in_flight -= 1
             if not self._in_flight:
@@ -87,11 +83,13 @@ class Generation:
             self._s.metrics.duration.labels(endpoint.path).observe(time.perf_counter() - began)
             self._s.metrics.requests.labels(endpoint.path, exchange.route, str(exchange.status)).inc()
 
-    async def _guarded(self, exchange: _Exchange, principal: Principal, scope: Scope, receive: Receive) -> None:
+    async def _guarded(
+        self, exchange: Exchange, parse: Parse, principal: Principal, scope: Scope, receive: Receive
+    ) -> None:
         try:
             self._check(principal, scope)
             body = await read_body(scope, receive, self._s.config.max_body_bytes)
-            work = asyncio.create_task(self._answer(exchange, principal, scope, body))
+            work = asyncio.create_task(self._answer(exchange, parse, principal, scope, body))
         except ApiError as error:
             await exchange.refuse(error)
             return
@@ -117,11 +115,11 @@ class Generation:
         if self._in_flight > self._s.config.max_in_flight:
             raise ApiError(503, "too many requests are being served", code="overloaded", retry_after_s=1)
 
-    async def _answer(self, exchange: _Exchange, principal: Principal, scope: Scope, body: bytes) -> None:
+    async def _answer(self, exchange: Exchange, parse: Parse, principal: Principal, scope: Scope, body: bytes) -> None:
         life: RequestLife | None = None
         outcome = "failed"
         try:
-            request = exchange.endpoint.parse(body)
+            request = parse(body)
             prompted = await self._prompt(exchange, request, principal, scope)
             life = RequestLife(self._s, prompted)
             answer = Answer(
@@ -155,15 +153,15 @@ class Generation:
                 life.close(outcome)
                 self._count(life)
 
-    async def _whole(self, exchange: _Exchange, answer: Answer, life: RequestLife, first: Any) -> None:
+    async def _whole(self, exchange: Exchange, answer: Answer, life: RequestLife, first: Any) -> None:
         item = first
         while not isinstance(item, Finished):
             answer.add(item)
             item = await life.following()
-        await exchange.respond(200, [_JSON], answer.whole(item))
+        await exchange.respond(200, JSON, answer.whole(item))
 
-    async def _stream(self, exchange: _Exchange, answer: Answer, life: RequestLife, first: Any) -> None:
-        await exchange.open(_SSE)
+    async def _stream(self, exchange: Exchange, answer: Answer, life: RequestLife, first: Any) -> None:
+        await exchange.open(SSE)
         item = first
         while not isinstance(item, Finished):
             data = answer.chunk(item)
@@ -174,7 +172,7 @@ class Generation:
         await exchange.end()
 
     async def _prompt(
-        self, exchange: _Exchange, request: GenerationRequest, principal: Principal, scope: Scope
+        self, exchange: Exchange, request: GenerationRequest, principal: Principal, scope: Scope
     ) -> Prompted:
         """Everything that can refuse a request before it is routed. Raises ApiError."""
         if request.model != self._s.model.name:
@@ -198,7 +196,7 @@ class Generation:
             hint_cluster=hint_cluster,
             allowed_clusters=principal.clusters,
         )
-        return Prompted(exchange.request_id, exchange.endpoint.path, facts, token_ids, sampling)
+        return Prompted(exchange.request_id, exchange.path, facts, token_ids, sampling)
 
     async def _token_ids(self, request: GenerationRequest) -> tuple[int, ...]:
         if request.messages is not None:
@@ -263,95 +261,6 @@ class Generation:
         if done is not None:
             self._s.metrics.prompt_tokens.inc(done.prompt_tokens)
             self._s.metrics.generation_tokens.inc(done.completion_tokens)
-
-
-class _Exchange:
-    """One response: remembers whether its head has left, so that an error takes the right form."""
-
-    def __init__(self, endpoint: Endpoint, request_id: str, send: Send) -> None:
-        self.endpoint = endpoint
-        self.request_id = request_id
-        self.status = 499
-        self.route = "none"
-        self._send = send
-        self._headers: Headers = [(b"x-request-id", request_id.encode())]
-        self.complete = False
-        self._streaming = False
-        self._gone = False
-
-    def took(self, life: RequestLife) -> None:
-        """The way is known now: it goes into the headers."""
-        route = life.route
-        self.route = route.route
-        self._headers += [
-            (b"x-prfaas-route", route.route.encode()),
-            (b"x-prfaas-route-reason", route.reason.encode()),
-            (b"x-prfaas-prefill", route.prefill.encode()),
-        ]
-
-    def gone(self) -> None:
-        """The client went away."""
-        self._gone = True
-        if not self._streaming:
-            self.status = 499
-
-    async def open(self, headers: Headers) -> None:
-        """Send the head of a stream."""
-        self.status, self._streaming = 200, True
-        await self._send({"type": "http.response.start", "status": 200, "headers": self._headers + headers})
-
-    async def write(self, data: bytes) -> None:
-        """Send a part of a stream."""
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
-
-    async def end(self) -> None:
-        """End a stream."""
-        self.complete = True
-        await self._send({"type": "http.response.body", "body": b""})
-
-    async def respond(self, status: int, headers: Headers, body: bytes) -> None:
-        """Send a whole response."""
-        self.status, self.complete = status, True
-        length = (b"content-length", str(len(body)).encode())
-        await self._send(
-            {"type": "http.response.start", "status": status, "headers": [*self._headers, *headers, length]}
-        )
-        await self._send({"type": "http.response.body", "body": body})
-
-    async def refuse(self, error: ApiError) -> None:
-        """Answer with an error: a response of its own, or an event if the stream has begun; no ``[DONE]`` follows."""
-        if self._gone:
-            return
-        if self._streaming:
-            await self.write(sse(error.body()))
-            await self.end()
-            return
-        await self.respond(error.status, [_JSON, *error.headers()], msgspec.json.encode(error.body()))
-
-
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """The request's body. Raises ApiError 413 beyond ``limit`` bytes, 408 where it does not come, 400 if cut off."""
-    too_large = ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large")
-    announced = header(scope, b"content-length")
-    if announced is not None and announced.isdigit() and int(announced) > limit:
-        raise too_large
-    parts: list[bytes] = []
-    size = 0
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            while True:
-                event = await receive()
-                if event["type"] == "http.disconnect":
-                    raise ApiError(400, "the body was cut off", code="body_cut_off")
-                part = event.get("body", b"")
-                size += len(part)
-                if size > limit:
-                    raise too_large
-                parts.append(part)
-                if not event.get("more_body", False):
-                    return b"".join(parts)
-    except TimeoutError:
-        raise ApiError(408, f"the body did not come within {BODY_TIMEOUT_S:g} s", code="body_timeout") from None
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gateway.attempts import Attempt, AttemptFailed
 from gateway.building import AttemptBuilder, Prompted
@@ -46,7 +45,7 @@ class Services:
     registry: Registry
     policy: RoutingPolicy
     budget: FallbackBudget
-    ticket_key: Ed25519PrivateKey
+    builder: AttemptBuilder
     decisions: Decisions
     metrics: Metrics
 
@@ -66,7 +65,6 @@ class RequestLife:
     def __init__(self, services: Services, prompted: Prompted) -> None:
         self._s = services
         self._p = prompted
-        self._builder = AttemptBuilder(services.registry, services.ticket_key, services.model.fingerprint.digest())
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
         self._began_wall = time.time()
@@ -145,7 +143,7 @@ class RequestLife:
         if decision.chosen is None:
             raise _refused(decision)
         number = len(self._attempts) + 1
-        attempt = self._builder.build(self._p, decision.chosen, number, priority, self.deadline - self._loop.time())
+        attempt = self._s.builder.build(self._p, decision.chosen, number, priority, self.deadline - self._loop.time())
         self._attempts.append(attempt)
         log.info(
             "dispatch id=%s attempt=%d cluster=%s prefill=%s decode=%s reason=%s",

@@ -12,7 +12,7 @@ from fastapi import Depends, FastAPI, Query, Request, Response
 from starlette.exceptions import HTTPException
 
 from gateway.errors import ApiError, bad_field
-from gateway.hot import read_body
+from gateway.exchange import read_body
 from gateway.keys import KeyBook, Principal, Role
 from gateway.life import Services
 from gateway.metrics import CONTENT_TYPE

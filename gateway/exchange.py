@@ -1,0 +1,111 @@
+"""One HTTP exchange of the generation endpoints: reading its body, and answering it once, in the right form."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from gateway.asgi import Receive, Scope, Send, header
+from gateway.errors import ApiError
+from gateway.life import RequestLife
+from gateway.openai.responses import sse
+
+Headers = list[tuple[bytes, bytes]]
+
+BODY_TIMEOUT_S = 30.0
+JSON: Headers = [(b"content-type", b"application/json")]
+SSE: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Exchange:
+    """One response: remembers whether its head has left, so that an error takes the right form."""
+
+    def __init__(self, path: str, request_id: str, send: Send) -> None:
+        self.path = path
+        self.request_id = request_id
+        self.status = 499
+        self.route = "none"
+        self._send = send
+        self._headers: Headers = [(b"x-request-id", request_id.encode())]
+        self.complete = False
+        self._streaming = False
+        self._gone = False
+
+    def took(self, life: RequestLife) -> None:
+        """The way is known now: it goes into the headers."""
+        route = life.route
+        self.route = route.route
+        self._headers += [
+            (b"x-prfaas-route", route.route.encode()),
+            (b"x-prfaas-route-reason", route.reason.encode()),
+            (b"x-prfaas-prefill", route.prefill.encode()),
+        ]
+
+    def gone(self) -> None:
+        """The client went away."""
+        self._gone = True
+        if not self._streaming:
+            self.status = 499
+
+    async def open(self, headers: Headers) -> None:
+        """Send the head of a stream."""
+        self.status, self._streaming = 200, True
+        await self._send({"type": "http.response.start", "status": 200, "headers": self._headers + headers})
+
+    async def write(self, data: bytes) -> None:
+        """Send a part of a stream."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self) -> None:
+        """End a stream."""
+        self.complete = True
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def respond(self, status: int, headers: Headers, body: bytes) -> None:
+        """Send a whole response."""
+        self.status, self.complete = status, True
+        length = (b"content-length", str(len(body)).encode())
+        await self._send(
+            {"type": "http.response.start", "status": status, "headers": [*self._headers, *headers, length]}
+        )
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def refuse(self, error: ApiError) -> None:
+        """Answer with an error: a response of its own, or an event if the stream has begun; no ``[DONE]`` follows."""
+        if self._gone:
+            return
+        if self._streaming:
+            await self.write(sse(error.body()))
+            await self.end()
+            return
+        await self.respond(error.status, [*JSON, *error.headers()], msgspec.json.encode(error.body()))
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """The request's body. Raises ApiError 413 beyond ``limit`` bytes, 408 where it does not come, 400 if cut off."""
+    too_large = ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large")
+    announced = header(scope, b"content-length")
+    if announced is not None and announced.isdigit() and int(announced) > limit:
+        raise too_large
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            while True:
+                event = await receive()
+                if event["type"] == "http.disconnect":
+                    raise ApiError(400, "the body was cut off", code="body_cut_off")
+                part = event.get("body", b"")
+                size += len(part)
+                if size > limit:
+                    raise too_large
+                parts.append(part)
+                if not event.get("more_body", False):
+                    return b"".join(parts)
+    except TimeoutError:
+        raise ApiError(408, f"the body did not come within {BODY_TIMEOUT_S:g} s", code="body_timeout") from None
