@@ -72,7 +72,8 @@ class FakeStream:
 class FakeEngine:
     """``speech`` is what every generation says.
 
-    While cleared, ``gate`` holds every prefill before its next chunk, ``load`` every loading, ``voice`` every token.
+    While cleared, ``gate`` holds every prefill before its next chunk, ``load`` every loading, ``voice`` every token,
+    ``ending`` the word that a prefill is finished.
     ``hold_at`` clears the gate before that chunk; ``fail_prefill_after`` that many chunks the job fails.
     """
 
@@ -82,6 +83,8 @@ class FakeEngine:
         self.hold_at: int | None = None
         self.gate = asyncio.Event()
         self.gate.set()
+        self.ending = asyncio.Event()
+        self.ending.set()
         self.voice = asyncio.Event()
         self.voice.set()
         self.load = asyncio.Event()
@@ -174,6 +177,7 @@ class FakeEngine:
                     view[:] = data[at : at + view.nbytes]
                     at += view.nbytes
             self._streams[command.job].put(Exported(command.job, pieces[-1].seq + 1))
+        await self.ending.wait()
         self.prefilled.append(command.job)
         return PrefillFinished(command.job, 0.01)
 

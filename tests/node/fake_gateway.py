@@ -72,9 +72,16 @@ class FakeGateway:
         self, node: str, kind: type[T], where: Callable[[T], bool] = lambda _: True, within: float = 10.0
     ) -> T:
         """The first message of this kind from ``node`` for which ``where`` holds, present or to come."""
-        return await self.until(
-            lambda: next((m for m in self.heard.get(node, []) if isinstance(m, kind) and where(m)), None), within
-        )
+
+        def find() -> T | None:
+            return next((m for m in self.heard.get(node, []) if isinstance(m, kind) and where(m)), None)
+
+        try:
+            return await self.until(find, within)
+        except TimeoutError:
+            rest = {name: [m for m in heard if not isinstance(m, Heartbeat)] for name, heard in self.heard.items()}
+            beats = {name: heartbeats(self, name)[-1:] for name in self.heard}
+            raise AssertionError(f"{node} said no such {kind}; heard were {rest}, last {beats}") from None
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         if self.status is not None:

@@ -77,6 +77,7 @@ class Process:
 @contextlib.asynccontextmanager
 async def processes(model_dir, tmp_path):
     async with Gateway() as gateway:
+        gateway.beat_s = 0.02
         nodes = [
             await Process.start(role, gateway, model_dir, tmp_path / f"{role}.log") for role in ("prefill", "decode")
         ]
@@ -163,7 +164,7 @@ async def test_a_remote_prefill_says_what_the_decode_node_says_alone(model_dir, 
 
 async def test_a_killed_engine_fails_the_job_and_the_node_works_again(model_dir, model, tmp_path):
     async with processes(model_dir, tmp_path) as (gateway, prefill, _):
-        _, prefill_job, generate = gateway.jobs(model, 4000, seconds=60)
+        _, prefill_job, generate = gateway.jobs(model, 7000, seconds=60)
         await order(gateway, prefill_job, generate)
         await gateway.hears("decode", Heartbeat, lambda beat: beat.pages_free < beat.pages_total)
         os.kill(prefill.engines()[0], signal.SIGKILL)
@@ -179,7 +180,7 @@ async def test_a_killed_engine_fails_the_job_and_the_node_works_again(model_dir,
 
 async def test_a_killed_prefill_node_is_noticed_at_once_and_nothing_stays_behind(model_dir, model, tmp_path):
     async with processes(model_dir, tmp_path) as (gateway, prefill, _):
-        _, prefill_job, generate = gateway.jobs(model, 4000, seconds=60)
+        _, prefill_job, generate = gateway.jobs(model, 7000, seconds=60)
         await order(gateway, prefill_job, generate)
         await gateway.hears("decode", Heartbeat, lambda beat: beat.pages_free < beat.pages_total)
         engine = prefill.engines()[0]
@@ -192,11 +193,11 @@ async def test_a_killed_prefill_node_is_noticed_at_once_and_nothing_stays_behind
 
 async def test_a_cancel_frees_a_running_prefill_within_a_chunk(model_dir, model, tmp_path):
     async with processes(model_dir, tmp_path) as (gateway, _, _):
-        ticket, prefill_job, generate = gateway.jobs(model, 6000, seconds=60)
+        ticket, prefill_job, generate = gateway.jobs(model, 7000, seconds=60)
         await order(gateway, prefill_job, generate)
         await gateway.hears("decode", Heartbeat, lambda beat: beat.pages_free < beat.pages_total)
         await gateway.send("prefill", Cancel(ticket.transfer.hex()))
         cancelled = await gateway.hears("prefill", Cancelled, within=2)
-        assert cancelled.prefilled_tokens < 6000
+        assert cancelled.prefilled_tokens < 6999
         await gateway.hears("decode", Failed, within=2)
         await gateway.until(lambda: all_free(gateway, "prefill"))
