@@ -50,7 +50,10 @@ QUICKSTART_NODES = (
 
 @dataclass(frozen=True, slots=True)
 class StackSpec:
-    """What to start. ``port`` 0 takes a free one; clusters other than ``local`` are registered at the gateway."""
+    """What to start. ``port`` 0 takes a free one; clusters other than ``local`` are registered at the gateway.
+
+    ``ready_s`` bounds each wait for one process.
+    """
 
     model_dir: Path
     model_name: str
@@ -132,10 +135,8 @@ class Stack:
         self.url = f"http://127.0.0.1:{self.port}"
         self.processes: dict[str, Process] = {}
         self._progress = progress
-        self._deadline = 0.0
 
     def __enter__(self) -> Stack:
-        self._deadline = time.monotonic() + self.spec.ready_s
         try:
             self._start()
         except BaseException:
@@ -149,8 +150,7 @@ class Stack:
     def _start(self) -> None:
         self.spec.log_dir.mkdir(parents=True, exist_ok=True)
         with self._progress.step("starting the gateway"):
-            self.start_process("gateway", "gateway.cli:main", ["gateway", *self._gateway_arguments()])
-            self._until("gateway", lambda: self._answers("/live"))
+            self.start_gateway()
         for cluster in sorted({node.cluster for node in self.spec.nodes} - {"local"}):
             self._register(cluster)
         with self._progress.step(f"starting {len(self.spec.nodes)} nodes (loading the model)") as step:
@@ -168,6 +168,11 @@ class Stack:
         process = Process(name, command, arguments, self.spec.log_dir / f"{name}.log")
         self.processes[name] = process
         return process
+
+    def start_gateway(self) -> None:
+        """Start the gateway and wait until it answers. Raises StackFailed."""
+        self.start_process("gateway", "gateway.cli:main", ["gateway", *self._gateway_arguments()])
+        self._until("gateway", lambda: self._answers("/live"))
 
     def start_node(self, node: NodeSpec) -> None:
         """Start a node process; ``await_node`` waits until it has joined."""
@@ -223,9 +228,10 @@ class Stack:
             return False
 
     def _until(self, name: str, ready: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + self.spec.ready_s
         while not ready():
             self.check()
-            if time.monotonic() > self._deadline:
+            if time.monotonic() > deadline:
                 raise StackFailed(
                     f"{name} was not ready within {self.spec.ready_s:.0f} s; {self.processes[name].tail()}"
                 )
