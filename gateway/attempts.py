@@ -132,6 +132,8 @@ class Attempt:
             self.decode.awaited.pop(self.transfer.hex(), None)
             if self._transferred:
                 self.leg.node.jobs.pop(self.transfer.hex(), None)
+                if not self._computed:
+                    self.leg.node.linger(self.transfer.hex(), self)  # its PrefillDone is still to be learnt from
             else:
                 self.leg.node.cancel(self.transfer.hex(), now)
             self._computing_ended()
@@ -201,7 +203,8 @@ class Attempt:
         assert self.leg is not None
         self._transferred = True
         self._transfer_ended()
-        self.leg.link.observe(done.raw_bytes, done.wire_bytes, done.transfer_s, done.exposed_s)
+        now = asyncio.get_running_loop().time()
+        self.leg.link.observe(done.raw_bytes, done.wire_bytes, done.transfer_s, done.exposed_s, now)
         self._figures.update(
             codec=done.codec,
             raw_bytes=done.raw_bytes,

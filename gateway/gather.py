@@ -10,9 +10,11 @@ from kvcache.wire import Role
 from scheduler.facts import ClusterFacts, DecodeNodeFacts, Facts, PrefillNodeFacts, RequestFacts
 
 
-def gather(registry: Registry, request: RequestFacts, threshold_tokens: int, without: Collection[str] = ()) -> Facts:
+def gather(
+    registry: Registry, request: RequestFacts, threshold_tokens: int, now: float, without: Collection[str] = ()
+) -> Facts:
     """What a decision may know; nodes named in ``without`` failed this request already and are left out."""
-    clusters = tuple(_cluster(registry, cluster, without) for cluster in registry.clusters)
+    clusters = tuple(_cluster(registry, cluster, now, without) for cluster in registry.clusters)
     decoders = tuple(
         _decoder(node)
         for node in registry.nodes(registry.local_cluster, Role.DECODE)
@@ -21,14 +23,14 @@ def gather(registry: Registry, request: RequestFacts, threshold_tokens: int, wit
     return Facts(request, clusters, decoders, threshold_tokens)
 
 
-def _cluster(registry: Registry, cluster: Cluster, without: Collection[str]) -> ClusterFacts:
+def _cluster(registry: Registry, cluster: Cluster, now: float, without: Collection[str]) -> ClusterFacts:
     nodes = tuple(
         PrefillNodeFacts(node.node_id, node.queued_tokens, node.free_slots, node.speed.tokens_per_s)
         for node in registry.nodes(cluster.name, Role.PREFILL)
         if node.accepting and node.node_id not in without
     )
     reachable = cluster.state is ClusterState.ACTIVE and bool(nodes)
-    return ClusterFacts(cluster.name, cluster.local, reachable, nodes, registry.link(cluster.name).facts())
+    return ClusterFacts(cluster.name, cluster.local, reachable, nodes, registry.link(cluster.name).facts(now))
 
 
 def _decoder(node: NodeSession) -> DecodeNodeFacts:

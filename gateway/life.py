@@ -217,7 +217,7 @@ class RequestLife:
         return max(2 * predicted, predicted + 2.0)
 
     def _facts(self, without: set[str] | tuple[()]) -> Facts:
-        return gather(self._s.registry, self._p.facts, self._s.config.threshold_tokens, without)
+        return gather(self._s.registry, self._p.facts, self._s.config.threshold_tokens, self._loop.time(), without)
 
     # ---- accounting
 

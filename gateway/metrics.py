@@ -105,7 +105,7 @@ class _Fleet:
         for labels, count in counts.items():
             nodes.add_metric(list(labels), count)
         for cluster in self._registry.clusters:
-            learnt = self._registry.link(cluster.name).facts().bytes_per_s
+            learnt = self._registry.link(cluster.name).bytes_per_s
             if learnt is not None:
                 rate.add_metric([cluster.name], learnt)
         return [nodes, usage, queued, speed, rate]

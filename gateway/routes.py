@@ -17,7 +17,7 @@ from gateway.keys import KeyBook, Principal, Role
 from gateway.life import Services
 from gateway.metrics import CONTENT_TYPE
 from gateway.openai.requests import chat_messages, convert, decode_json
-from gateway.registry import Dial
+from gateway.registry import Cluster, Dial
 from gateway.tokenizing import Tokenizing
 from gateway.views import cluster_view, key_view, node_view
 from kvcache.wire import Role as NodeRole
@@ -78,6 +78,9 @@ def build_routes(services: Services, keys: KeyBook, tokenizing: Tokenizing, read
         messages = {404: f"no route {request.url.path}", 405: f"{request.method} is not allowed here"}
         message = messages.get(error.status_code, str(error.detail))
         return _json(ApiError(error.status_code, message).body(), error.status_code)
+
+    def seen(one: Cluster) -> dict[str, Any]:
+        return cluster_view(registry, one, asyncio.get_running_loop().time())
 
     async def body_of(request: Request, kind: type[Any]) -> Any:
         data = await read_body(request.scope, request.receive, services.config.max_body_bytes)
@@ -153,28 +156,28 @@ def build_routes(services: Services, keys: KeyBook, tokenizing: Tokenizing, read
 
     @api.get("/v1/clusters", dependencies=[_needs(Role.OPERATOR, Role.PLANNER)])
     async def clusters() -> Response:
-        return _json({"clusters": [cluster_view(registry, cluster) for cluster in registry.clusters]})
+        return _json({"clusters": [seen(cluster) for cluster in registry.clusters]})
 
     @api.post("/v1/clusters", dependencies=[_needs(Role.OPERATOR)])
     async def register(request: Request) -> Response:
         body: RegisterBody = await body_of(request, RegisterBody)
-        return _json(cluster_view(registry, registry.register(body.name, body.dial)), 201)
+        return _json(seen(registry.register(body.name, body.dial)), 201)
 
     @api.get("/v1/clusters/{name}", dependencies=[_needs(Role.OPERATOR, Role.PLANNER)])
     async def cluster(name: str) -> Response:
-        return _json(cluster_view(registry, registry.cluster(name)))
+        return _json(seen(registry.cluster(name)))
 
     @api.delete("/v1/clusters/{name}", dependencies=[_needs(Role.OPERATOR)])
     async def remove(name: str) -> Response:
-        return _json(cluster_view(registry, registry.remove(name)))
+        return _json(seen(registry.remove(name)))
 
     @api.post("/v1/clusters/{name}/drain", dependencies=[_needs(Role.OPERATOR)])
     async def drain(name: str) -> Response:
-        return _json(cluster_view(registry, registry.set_draining(name, True)))
+        return _json(seen(registry.set_draining(name, True)))
 
     @api.post("/v1/clusters/{name}/resume", dependencies=[_needs(Role.OPERATOR)])
     async def resume(name: str) -> Response:
-        return _json(cluster_view(registry, registry.set_draining(name, False)))
+        return _json(seen(registry.set_draining(name, False)))
 
     @api.get("/v1/clusters/{name}/nodes", dependencies=[_needs(Role.OPERATOR, Role.PLANNER)])
     async def cluster_nodes(name: str) -> Response:
@@ -199,7 +202,7 @@ def build_routes(services: Services, keys: KeyBook, tokenizing: Tokenizing, read
                 "chunk_tokens": registry.chunk_tokens,
                 "prefill_nodes": len(registry.nodes(role=NodeRole.PREFILL)),
                 "decode_nodes": len(registry.nodes(role=NodeRole.DECODE)),
-                "clusters": [cluster_view(registry, cluster) for cluster in registry.clusters],
+                "clusters": [seen(cluster) for cluster in registry.clusters],
                 "nodes": [node_view(node, now) for node in registry.nodes()],
                 "decisions_unwritten": decisions.unwritten,
                 "time": time.time(),

@@ -13,6 +13,7 @@ from scheduler.speeds import PrefillSpeed
 MAX_BACKLOG_BYTES = 64 << 20
 MAX_BACKLOG_MESSAGES = 4096
 MAX_CANCELS = 4096
+MAX_LINGERING = 256
 
 
 class NodeLost(Exception):
@@ -48,6 +49,7 @@ class NodeSession:
         self.awaited: dict[str, JobOwner] = {}
         self.prefill_tokens = 0
         self.lost: str | None = None
+        self._lingering: OrderedDict[str, JobOwner] = OrderedDict()
         self._cancels: OrderedDict[str, float] = OrderedDict()
         self._backlog: deque[bytes] = deque()
         self._backlog_bytes = 0
@@ -96,6 +98,16 @@ class NodeSession:
         data = self._backlog.popleft()
         self._backlog_bytes -= len(data)
         return data
+
+    def owner(self, job: str) -> JobOwner | None:
+        """Whom a message about a job concerns; None for a job that is over."""
+        return self.jobs.get(job) or self.awaited.get(job) or self._lingering.pop(job, None)
+
+    def linger(self, job: str, owner: JobOwner) -> None:
+        """A job that is over but for one last message, which may never come."""
+        self._lingering[job] = owner
+        if len(self._lingering) > MAX_LINGERING:
+            self._lingering.popitem(last=False)
 
     def cancel(self, job: str, now: float) -> None:
         """Forget a job's owner and tell the node to end it; a lost node has nothing to end."""

@@ -156,7 +156,7 @@ class ControlStreams:
 
     def _to_owner(self, session: NodeSession, job: str, message: FromNode) -> None:
         """Jobs that ended here meanwhile have no owner; what is still said of them is dropped."""
-        owner = session.jobs.get(job) or session.awaited.get(job)
+        owner = session.owner(job)
         if owner is not None:
             owner.on_message(session, message)
 

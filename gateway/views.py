@@ -11,10 +11,10 @@ from gateway.registry import Cluster, Registry
 from gateway.sessions import NodeSession
 
 
-def cluster_view(registry: Registry, cluster: Cluster) -> dict[str, Any]:
+def cluster_view(registry: Registry, cluster: Cluster, now: float) -> dict[str, Any]:
     """One cluster with what is known of its nodes and its way here."""
     nodes = registry.nodes(cluster.name)
-    link = registry.link(cluster.name).facts()
+    link = registry.link(cluster.name).facts(now)
     return {
         "name": cluster.name,
         "local": cluster.local,
@@ -28,6 +28,7 @@ def cluster_view(registry: Registry, cluster: Cluster) -> dict[str, Any]:
             "rtt_s": link.rtt_s,
             "queued_bytes": link.queued_bytes,
             "wire_ratio": link.wire_ratio,
+            "fresh": link.fresh,
         },
     }
 

@@ -44,13 +44,15 @@ class DecodeNodeFacts:
 class LinkFacts:
     """The way from a prefill cluster to the local decode nodes.
 
-    ``bytes_per_s`` counts encoded bytes; ``wire_ratio`` is encoded over raw bytes as last seen on this way.
+    ``bytes_per_s`` counts encoded bytes; ``wire_ratio`` is encoded over raw bytes as last seen on this way. ``fresh``
+    is False where nothing has crossed it of late.
     """
 
     bytes_per_s: float | None
     rtt_s: float | None
     queued_bytes: int = 0
     wire_ratio: float | None = None
+    fresh: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,16 @@ from scheduler.predict import compute_s, ttft_s
 
 @dataclass(frozen=True, slots=True)
 class PolicyValues:
-    """What an operator may set: the codec inside the local cluster, and the one across to another."""
+    """Codecs inside the local cluster and across to another, and how exact predictions are taken to be.
+
+    A remote way counts as slower only beyond ``slower_factor`` times the local prediction plus ``slower_slack_s``: a
+    difference within the error of the predictions must not overrule the threshold.
+    """
 
     local_codec: str = "raw"
     remote_codec: str = "lossless"
+    slower_factor: float = 1.25
+    slower_slack_s: float = 0.05
 
 
 class RoutingPolicy:
@@ -73,8 +79,8 @@ class _Case:
         best = _quickest(remotes, self.facts)
         if best is None:
             return self._locally(local, Reason.NO_REMOTE, options)
-        if local is not None and _slower(best, local):
-            options = tuple(replace(o, allowed=o not in remotes or not _slower(o, local)) for o in options)
+        if local is not None and self._slower(best, local):
+            options = tuple(replace(o, allowed=o not in remotes or not self._slower(o, local)) for o in options)
             return self._locally(local, Reason.REMOTE_SLOWER, options)
         return self._chose(best, Reason.ABOVE_THRESHOLD, options)
 
@@ -132,6 +138,17 @@ class _Case:
         predicted = ttft_s(node, increment, nbytes, codec, cluster.link)
         return Option(cluster.name, node.node_id, decode.node_id, increment, nbytes, codec, True, predicted)
 
+    def _slower(self, remote: Option, local: Option) -> bool:
+        """Whether both were measured and the remote way is predicted slower.
+
+        Not on the word of an old measurement: a way that is avoided would never be measured again.
+        """
+        fresh = any(cluster.name == remote.cluster and cluster.link.fresh for cluster in self.facts.clusters)
+        if not fresh or remote.predicted_ttft_s is None or local.predicted_ttft_s is None:
+            return False
+        limit = self.values.slower_factor * local.predicted_ttft_s + self.values.slower_slack_s
+        return remote.predicted_ttft_s > limit
+
 
 def _decode_node(nodes: Sequence[DecodeNodeFacts]) -> DecodeNodeFacts | None:
     """The decode node with a free slot, the fewest generations and the longest cached prefix; ties by name."""
@@ -164,10 +181,3 @@ def _quickest(options: Sequence[Option], facts: Facts) -> Option | None:
         return min(options, key=lambda o: (o.predicted_ttft_s or 0.0, o.cluster or ""), default=None)
     queued = {n.node_id: n.queued_tokens for c in facts.clusters for n in c.nodes}
     return min(options, key=lambda o: (queued[o.prefill_node or ""], o.cluster or ""), default=None)
-
-
-def _slower(remote: Option, local: Option) -> bool:
-    """Whether both were measured and the remote way is predicted slower."""
-    if remote.predicted_ttft_s is None or local.predicted_ttft_s is None:
-        return False
-    return remote.predicted_ttft_s > local.predicted_ttft_s

@@ -1,6 +1,6 @@
 """What was learnt from finished work: prefill speed of a node, rate and compression of the way from a cluster.
 
-State that events update; a policy sees only what it answers. Nothing here knows the time.
+State that events update; a policy sees only what it answers. Time is handed in.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ SMOOTHING = 0.3
 RISE = 0.7
 TELLING_TOKENS = 256
 """A prefill of fewer tokens is mostly fixed cost; what it teaches counts in proportion."""
+FRESH_S = 60.0
 EXPOSED_SHARE = 0.25
 """A transfer of which less than this share lay bare was fed by the engine: its rate says little about the link."""
 
@@ -76,6 +77,7 @@ class LinkSpeed:
         self._usual_bytes = Ewma()
         self._ratio = Ewma()
         self._rtt = Ewma()
+        self._observed_at = float("-inf")
         self.queued_bytes = 0
 
     def started(self, raw_bytes: int) -> None:
@@ -86,12 +88,13 @@ class LinkSpeed:
         """That transfer is over, well or not."""
         self.queued_bytes = max(0, self.queued_bytes - raw_bytes)
 
-    def observe(self, raw_bytes: int, wire_bytes: int, transfer_s: float, exposed_s: float) -> None:
+    def observe(self, raw_bytes: int, wire_bytes: int, transfer_s: float, exposed_s: float, now: float) -> None:
         """A committed transfer; figures of 0 or less teach nothing."""
         if raw_bytes > 0 and wire_bytes > 0:
             self._ratio.add(wire_bytes / raw_bytes)
         if wire_bytes <= 0 or transfer_s <= 0:
             return
+        self._observed_at = now
         self._usual_bytes.add(wire_bytes)
         assert self._usual_bytes.value is not None
         rate = wire_bytes / transfer_s
@@ -106,6 +109,12 @@ class LinkSpeed:
         if rtt_s > 0 and isfinite(rtt_s):
             self._rtt.add(rtt_s)
 
-    def facts(self) -> LinkFacts:
+    @property
+    def bytes_per_s(self) -> float | None:
+        """The learnt rate, however old."""
+        return self._rate.value
+
+    def facts(self, now: float) -> LinkFacts:
         """What a decision may know of this link."""
-        return LinkFacts(self._rate.value, self._rtt.value, self.queued_bytes, self._ratio.value)
+        fresh = now - self._observed_at <= FRESH_S
+        return LinkFacts(self._rate.value, self._rtt.value, self.queued_bytes, self._ratio.value, fresh)

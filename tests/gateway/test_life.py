@@ -13,7 +13,7 @@ import pytest
 
 from gateway import hot
 from gateway.config import FallbackPolicy
-from kvcache.control import GenerateJob, PrefillJob, TransferDone
+from kvcache.control import GenerateJob, PrefillDone, PrefillJob, TransferDone
 from kvcache.wire import Role
 from tests.gateway.conftest import Open
 from tests.gateway.fakes import (
@@ -181,7 +181,9 @@ async def test_a_late_remote_attempt_is_cancelled_and_prefilled_at_home(stage: O
     one = await stage()
     remote, decode = await one.pair("east")
     local = await one.node("p-local", Role.PREFILL)
-    one.gateway.registry.link("east").observe(1000, 1000, 1e-6, 1e-6)  # fast: predicted TTFT is near zero
+    one.gateway.registry.link("east").observe(
+        1000, 1000, 1e-6, 1e-6, asyncio.get_running_loop().time()
+    )  # fast: predicted TTFT is near zero
     remote.on_prefill = never
     decode.on_generate = answer_when_local
     one.gateway.registry.node("p-east").speed.observe(10**9, 1.0)  # type: ignore[union-attr]
@@ -447,7 +449,7 @@ async def test_figures_that_no_transfer_can_have_end_the_attempt(stage: Open, fi
     await one.pair(on_generate=boast)
     answer = await one.complete()
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "protocol")
-    assert one.gateway.registry.link("local").facts().bytes_per_s is None
+    assert one.gateway.registry.link("local").bytes_per_s is None
 
 
 async def test_what_a_node_says_of_a_failure_reaches_operators_but_not_clients_or_labels(stage: Open) -> None:
@@ -482,3 +484,20 @@ async def test_an_answer_that_is_not_read_ends_with_its_deadline(stage: Open, mo
     assert (await one.decision("stuck"))["outcome"] in ("slow_client", "failed", "finished")
     assert not reader.at_eof()
     writer.transport.abort()
+
+
+async def test_the_speed_is_learnt_from_a_prefill_that_is_reported_after_its_answer_has_ended(stage: Open) -> None:
+    one = await stage()
+    ended = asyncio.Event()
+
+    async def report_late(node: FakeNode, job: PrefillJob) -> None:
+        await ended.wait()
+        await node.send(PrefillDone(transfer_of(node, job.ticket), 0.001, 5_000))
+
+    await one.pair(on_prefill=report_late)
+    assert (await one.complete()).status_code == 200
+    session = one.gateway.registry.node("p-local")
+    assert session is not None
+    assert session.speed.tokens_per_s == 1000.0
+    ended.set()
+    await one.until(lambda: session.speed.tokens_per_s == pytest.approx(5e6))

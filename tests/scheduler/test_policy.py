@@ -109,6 +109,24 @@ def test_a_remote_way_that_is_predicted_slower_is_not_allowed() -> None:
     assert {option.cluster: option.allowed for option in decision.options} == {"local": True, "east": False}
 
 
+def test_an_old_measurement_does_not_close_a_way_for_ever() -> None:
+    slow = LinkFacts(bytes_per_s=1000.0, rtt_s=0.01, wire_ratio=1.0, fresh=False)
+    base = facts()
+    decision = decide(replace(base, clusters=(base.clusters[0], cluster("east", node("p-east"), link=slow))))
+    assert decision.reason is Reason.ABOVE_THRESHOLD
+
+
+@pytest.mark.parametrize(("seconds", "reason"), [(25.0, Reason.ABOVE_THRESHOLD), (25.2, Reason.REMOTE_SLOWER)])
+def test_a_difference_within_the_error_of_predictions_does_not_overrule_the_threshold(
+    seconds: float, reason: Reason
+) -> None:
+    """The local way is predicted to take 19.99 s: 1.25 times that and 0.05 s are 25.04 s."""
+    link = LinkFacts(bytes_per_s=1_000_000 / seconds, rtt_s=None, wire_ratio=1.0)
+    base = facts()
+    decision = decide(replace(base, clusters=(base.clusters[0], cluster("east", node("p-east"), link=link))))
+    assert decision.reason is reason
+
+
 @pytest.mark.parametrize("unmeasured", ["local speed", "remote speed", "rate", "ratio", "local rate"])
 def test_remote_is_never_called_slower_by_a_guess(unmeasured: str) -> None:
     slow = LinkFacts(bytes_per_s=1.0, rtt_s=None, wire_ratio=1.0)

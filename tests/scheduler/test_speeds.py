@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from scheduler.speeds import LinkSpeed, PrefillSpeed
 from tests.calm import calm
 
+NOW = 100.0
+
 
 def test_a_node_is_unmeasured_until_it_claims_or_shows_a_speed() -> None:
     speed = PrefillSpeed()
@@ -51,22 +53,22 @@ def test_events_without_tokens_or_time_teach_nothing() -> None:
     speed, link = PrefillSpeed(), LinkSpeed()
     speed.observe(0, 1.0)
     speed.observe(10, 0.0)
-    link.observe(0, 0, 0.0, 0.0)
+    link.observe(0, 0, 0.0, 0.0, NOW)
     link.observe_rtt(0.0)
     assert speed.tokens_per_s is None
-    assert link.facts().bytes_per_s is None
-    assert link.facts().rtt_s is None
-    assert link.facts().wire_ratio is None
+    assert link.facts(NOW).bytes_per_s is None
+    assert link.facts(NOW).rtt_s is None
+    assert link.facts(NOW).wire_ratio is None
 
 
 def test_a_transfer_that_waited_for_its_engine_does_not_lower_the_rate_but_a_bare_one_does() -> None:
     link = LinkSpeed()
-    link.observe(2000, 1000, 1.0, 1.0)
-    link.observe(2000, 1000, 100.0, 0.1)
-    assert link.facts().bytes_per_s == pytest.approx(1000.0)
-    link.observe(2000, 1000, 100.0, 100.0)
-    assert link.facts().bytes_per_s == pytest.approx(1000.0 - 0.3 * 990.0)
-    assert link.facts().wire_ratio == pytest.approx(0.5)
+    link.observe(2000, 1000, 1.0, 1.0, NOW)
+    link.observe(2000, 1000, 100.0, 0.1, NOW)
+    assert link.facts(NOW).bytes_per_s == pytest.approx(1000.0)
+    link.observe(2000, 1000, 100.0, 100.0, NOW)
+    assert link.facts(NOW).bytes_per_s == pytest.approx(1000.0 - 0.3 * 990.0)
+    assert link.facts(NOW).wire_ratio == pytest.approx(0.5)
 
 
 @calm
@@ -75,10 +77,10 @@ def test_queued_bytes_return_to_zero_when_every_transfer_has_ended(sizes: list[i
     link = LinkSpeed()
     for nbytes in sizes:
         link.started(nbytes)
-    assert link.facts().queued_bytes == sum(sizes)
+    assert link.facts(NOW).queued_bytes == sum(sizes)
     for nbytes in reversed(sizes):
         link.ended(nbytes)
-    assert link.facts().queued_bytes == 0
+    assert link.facts(NOW).queued_bytes == 0
 
 
 def test_a_short_prompt_hardly_changes_the_speed_learnt_from_long_ones() -> None:
@@ -91,9 +93,9 @@ def test_a_short_prompt_hardly_changes_the_speed_learnt_from_long_ones() -> None
 
 def test_a_small_bare_transfer_hardly_lowers_the_rate_that_a_large_one_showed() -> None:
     link = LinkSpeed()
-    link.observe(10**9, 10**9, 1.0, 1.0)
-    link.observe(10**4, 10**4, 0.05, 0.05)
-    assert (link.facts().bytes_per_s or 0) > 0.99e9
+    link.observe(10**9, 10**9, 1.0, 1.0, NOW)
+    link.observe(10**4, 10**4, 0.05, 0.05, NOW)
+    assert (link.facts(NOW).bytes_per_s or 0) > 0.99e9
 
 
 @pytest.mark.parametrize("nonsense", [float("inf"), float("nan"), -1.0])
@@ -103,4 +105,13 @@ def test_nonsense_teaches_nothing(nonsense: float) -> None:
     speed.observe(10, nonsense)
     link.observe_rtt(nonsense)
     assert speed.tokens_per_s is None
-    assert link.facts().rtt_s is None
+    assert link.facts(NOW).rtt_s is None
+
+
+def test_what_was_learnt_of_a_link_is_kept_but_not_called_fresh_for_long() -> None:
+    link = LinkSpeed()
+    assert not link.facts(NOW).fresh
+    link.observe(100, 100, 1.0, 1.0, NOW)
+    assert link.facts(NOW + 60.0).fresh
+    later = link.facts(NOW + 60.1)
+    assert (later.fresh, later.bytes_per_s) == (False, 100.0)
