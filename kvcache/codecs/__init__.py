@@ -10,6 +10,7 @@ from kvcache.codecs.quantised import Kind, Quantised
 from kvcache.codecs.raw import Raw
 
 __all__ = [
+    "ALL",
     "EXACT",
     "TENSOR_CODECS",
     "Buffer",
@@ -30,8 +31,8 @@ TENSOR_CODECS: tuple[TensorCodec, ...] = (
 )
 """Those whose arithmetic runs where the tensor lives. All are inexact."""
 
-_ALL: tuple[Codec, ...] = (Raw(), Lossless(), *TENSOR_CODECS)
-_CODECS = {codec.name: codec for codec in _ALL}
+ALL: tuple[Codec, ...] = (Raw(), Lossless(), *TENSOR_CODECS)
+_CODECS = {codec.name: codec for codec in ALL}
 
 EXACT = tuple(name for name, codec in _CODECS.items() if codec.exact)
 

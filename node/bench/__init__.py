@@ -1,0 +1,1 @@
+"""``prfaas bench``: figures of this machine, measured with the code that serves."""
