@@ -38,16 +38,16 @@ class Backoff:
         return max(0.0, self._not_before - now)
 
 
-async def connect(address: KvAddress, tls: bool, limits: TransportLimits) -> socket.socket:
+async def connect(address: KvAddress, anywhere: bool, limits: TransportLimits) -> socket.socket:
     """A connected socket; the host's addresses are tried in turn, each for ``connect_s``.
 
-    Raises OSError; PeerRefused (field ``tls``) for an address off the loopback that would be dialled without TLS.
+    Raises OSError; PeerRefused (field ``tls``) for an address off the loopback, unless ``anywhere`` may be dialled.
     """
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     failure = OSError(f"{address.host} has no address")
     for family, kind, protocol, _, target in found:
-        if not tls and not ipaddress.ip_address(target[0]).is_loopback:
+        if not anywhere and not ipaddress.ip_address(target[0]).is_loopback:
             raise PeerRefused("tls", f"{address.host} is not the loopback: give a CA (TLS) to dial it")
         sock = socket.socket(family, kind, protocol)
         try:

@@ -11,11 +11,15 @@ from rich.table import Column, Table
 
 from kvcache import codecs
 from kvcache.layout import DType
+from node.bench.kv.cli import kv
 
 
 @click.group()
 def bench() -> None:
     """Measure this machine with the code that serves."""
+
+
+bench.add_command(kv)
 
 
 @bench.command()

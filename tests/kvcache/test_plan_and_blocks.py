@@ -129,6 +129,13 @@ def test_an_owner_holds_one_allocation_and_frees_it_once() -> None:
     pool.check_integrity()
 
 
+def test_whoever_takes_as_many_pages_as_were_just_freed_gets_those_in_the_same_order() -> None:
+    pool = PagePool(8)
+    pages = pool.allocate("a", 5)
+    pool.release("a")
+    assert pool.allocate("b", 5) == pages
+
+
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=60))
 def test_no_page_is_ever_lost_or_owned_twice(steps: list[tuple[int, int]]) -> None:
     pool = PagePool(16)

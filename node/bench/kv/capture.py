@@ -17,6 +17,7 @@ from kvcache.hostpool import HostPool
 from kvcache.layout import DType
 from kvcache.plan import TransferPlan, plan_transfer
 from kvcache.presets import dense_70b
+from kvcache.wire import DIGEST_BYTES
 from node.bench.captured import made_up
 from node.bench.kv.recording import CHUNK_TOKENS, Recording, digest_of
 from node.bench.texts import documents
@@ -65,7 +66,8 @@ async def captured(model_dir: Path, dtype: DType, say: Say) -> Offer:
         if not _load(kept, plan, table, pool):
             say(f"capturing the KV of {CAPTURED_TOKENS} tokens from {model_dir.name}, once")
             ids = model.tokenizer.encode(documents(2)[0]).ids[:CAPTURED_TOKENS]
-            await _compute(EngineSpec(model_dir, dtype, chunk_tokens=CHUNK_TOKENS), pool, ids, table.pages, say)
+            spec = EngineSpec(model_dir, dtype, chunk_tokens=CHUNK_TOKENS)
+            await _compute(spec, pool, ids, table, len(plan.pieces), say)
             _store(kept, plan, table, pool)
         return Offer(Recording.of(plan, table, pool), "captured", fingerprint)
     finally:
@@ -77,17 +79,24 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "prfaas"
 
 
-async def _compute(spec: EngineSpec, pool: HostPool, ids: list[int], pages: tuple[int, ...], say: Say) -> None:
+async def _compute(spec: EngineSpec, pool: HostPool, ids: list[int], table: PageTable, pieces: int, say: Say) -> None:
+    said = -1
+
+    def progress(what: str, fraction: float) -> None:
+        nonlocal said
+        if int(fraction * 4) != said:
+            said = int(fraction * 4)
+            say(f"{what} {said * 25} %")
+
     def loading(event: Loading) -> None:
-        say(f"engine: {event.stage} {event.fraction:.0%}")
+        progress(event.stage, event.fraction)
 
     engine = await EngineProcess.start(spec, pool, loading)
     try:
-        command = PrefillCommand("capture", tuple(ids), 0, len(ids), pages)
-        async for event in engine.submit(command):
+        async for event in engine.submit(PrefillCommand("capture", tuple(ids), 0, len(ids), table.pages)):
             match event:
                 case Exported(next_seq=next_seq):
-                    say(f"engine: {next_seq} pieces exported")
+                    progress("computed", next_seq / pieces)
                 case JobFailed(cause=cause, detail=detail):
                     raise EngineLost(f"{cause}: {detail}")
     finally:
@@ -100,14 +109,14 @@ def _load(path: Path, plan: TransferPlan, table: PageTable, pool: HostPool) -> b
         kept = memoryview(path.read_bytes())
     except FileNotFoundError:
         return False
-    if len(kept) != plan.nbytes + 16:
+    if len(kept) != plan.nbytes + DIGEST_BYTES:
         return False
     at = 0
     for piece in plan.pieces:
         for view in pool.views(table.extents(piece)):
             view[:] = kept[at : at + len(view)]
             at += len(view)
-    return digest_of(plan, table, pool) == kept[at:]
+    return digest_of(plan, table, pool) == bytes(kept[at:])
 
 
 def _store(path: Path, plan: TransferPlan, table: PageTable, pool: HostPool) -> None:

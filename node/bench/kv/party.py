@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import ssl
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -70,7 +71,7 @@ class Party:
         limits: TransportLimits | None = None,
         trusted_network: bool = False,
     ) -> None:
-        self.identity = Identity.fresh(f"bench-{role.name.lower()}")
+        self.identity = Identity.fresh(f"bench-{role.name.lower()}-{secrets.token_hex(4)}")
         geometry = subject.geometry
         self.pool = HostPool.create(geometry.page_bytes, subject.pages * transfers_at_once)
         self._executor = ThreadPoolExecutor(CODEC_THREADS, thread_name_prefix="kv-codec")
