@@ -84,7 +84,6 @@ class Generation:
     async def run(self) -> Ending | None:
         """Answer to the end; None where it was said well. Nothing is held afterwards."""
         ending = await self.fate.run(self._work(), self._deadline)
-        self._speech.mute()
         if self.fetch is not None and ending is not None:
             self.fetch.abort(ending)
         if self._run is not None:

@@ -46,17 +46,13 @@ class Speech:
 
     def flush(self) -> None:
         """Say now what waits for the next turn."""
-        self.mute()
+        if self._flush is not None:
+            self._flush.cancel()
+            self._flush = None
         text, tokens, logprobs = "".join(self._text), tuple(self._token_ids), tuple(self._logprobs)
         if text or tokens:
             self._report(Delta(self._generation, text, tokens, logprobs or None))
         self._text, self._token_ids, self._logprobs = [], [], []
-
-    def mute(self) -> None:
-        """Let nothing leave by itself any more."""
-        if self._flush is not None:
-            self._flush.cancel()
-            self._flush = None
 
     def _add(self, said: Said) -> None:
         if said.text:

@@ -50,6 +50,11 @@ class JobFate:
         """Whether the ending is decided: frames and events that come later change nothing."""
         return self._over
 
+    @property
+    def ending(self) -> Ending | None:
+        """How it ended badly, once it did."""
+        return self._ending
+
     def end(self, cause: str, detail: str = "", *, stage: str | None = None, told: bool = False) -> None:
         """End the job now. Only the first call counts; after the work has ended well, none does."""
         if self._over:

@@ -93,7 +93,12 @@ class Export:
 
     def claim(self, peer: Peer, frame: Open) -> None:
         """An Open with a valid ticket, from the peer whose key the ticket names. The first one attaches."""
-        if self.fate.over or self.peer is peer:
+        if self.peer is peer:
+            return
+        if self.fate.over:
+            ending = self.fate.ending
+            cause = ending.cause if ending is not None else "ticket_used"
+            peer.send(Abort(self.ticket.transfer, cause, "this transfer is over"))
             return
         if self.peer is not None:
             self.fate.end("violation", "opened again over another connection", stage="transfer")

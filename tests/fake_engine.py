@@ -73,13 +73,14 @@ class FakeEngine:
     """``speech`` is what every generation says.
 
     While cleared, ``gate`` holds every prefill before its next chunk, ``load`` every loading, ``voice`` every token,
-    ``ending`` the word that a prefill is finished.
-    ``hold_at`` clears the gate before that chunk; ``fail_prefill_after`` that many chunks the job fails.
+    ``ending`` the word that a prefill is finished. A cancelled prefill still computes for ``chunk_s``. ``hold_at``
+    clears the gate before that chunk; ``fail_prefill_after`` that many chunks the job fails.
     """
 
     def __init__(self, geometry: PageGeometry, pool: HostPool, pages: PagePool, chunk_tokens: int) -> None:
         self.speech: list[int] = [7, 8, 9]
         self.reason = "length"
+        self.chunk_s = 0.01
         self.hold_at: int | None = None
         self.gate = asyncio.Event()
         self.gate.set()
@@ -102,6 +103,7 @@ class FakeEngine:
         self._lost_event = asyncio.Event()
         self._streams: dict[str, FakeStream] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._prefills: dict[str, asyncio.Event] = {}
 
     @property
     def info(self) -> EngineInfo:
@@ -119,12 +121,19 @@ class FakeEngine:
             stream.put(None)
             return stream
         self._streams[command.job] = stream
-        work = self._prefill(command) if isinstance(command, PrefillCommand) else self._generate(command)
+        if isinstance(command, PrefillCommand):
+            self._prefills[command.job] = asyncio.Event()
+            work = self._prefill(command, self._prefills[command.job])
+        else:
+            work = self._generate(command)
         self._tasks[command.job] = asyncio.create_task(self._job(command.job, work))
         return stream
 
     async def cancel(self, job: str) -> None:
-        if job in self._tasks:
+        """A prefill ends after the chunk at hand, which it still writes; a generation ends at once."""
+        if job in self._prefills:
+            self._prefills[job].set()
+        elif job in self._tasks:
             self._tasks[job].cancel()
 
     async def wait_lost(self) -> str:
@@ -152,11 +161,12 @@ class FakeEngine:
             end = JobCancelled(job)
         finally:
             self._tasks.pop(job, None)
+            self._prefills.pop(job, None)
         stream = self._streams.pop(job, None)
         if stream is not None:
             stream.put(end)
 
-    async def _prefill(self, command: PrefillCommand) -> JobEvent:
+    async def _prefill(self, command: PrefillCommand, cancelled: asyncio.Event) -> JobEvent:
         self.priorities.append(command.priority)
         plan = plan_transfer(self._geometry.layout, command.start, command.stop, self._chunk_tokens)
         table = self._geometry.table(command.start, command.stop, command.pages)
@@ -165,8 +175,8 @@ class FakeEngine:
         for chunk, _ in enumerate(chunk_bounds(command.start, command.stop, self._chunk_tokens)):
             if self.hold_at == chunk:
                 self.gate.clear()
-            await self.gate.wait()
-            await asyncio.sleep(0)
+            await _first(self.gate, cancelled)
+            await asyncio.sleep(self.chunk_s if cancelled.is_set() else 0)
             if self.fail_prefill_after == chunk:
                 return JobFailed(command.job, "boom", "as the test wanted")
             pieces = [piece for piece in plan.pieces if piece.chunk == chunk]
@@ -176,8 +186,10 @@ class FakeEngine:
                 for view in self._pool.views(table.extents(piece)):
                     view[:] = data[at : at + view.nbytes]
                     at += view.nbytes
+            if cancelled.is_set():
+                return JobCancelled(command.job, chunk * self._chunk_tokens)
             self._streams[command.job].put(Exported(command.job, pieces[-1].seq + 1))
-        await self.ending.wait()
+        await _first(self.ending, cancelled)
         self.prefilled.append(command.job)
         return PrefillFinished(command.job, 0.01)
 
@@ -210,3 +222,13 @@ class FakeEngine:
         owned = {page for held in self._pages._owned.values() for page in held}
         if not owned.issuperset(pages):
             self.faults.append("touched pages that nobody owns")
+
+
+async def _first(*events: asyncio.Event) -> None:
+    """Return when one of the events is set."""
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()

@@ -205,24 +205,37 @@ async def test_another_peer_cannot_touch_the_transfer(tokenizer):
         assert isinstance(await nodes.decode.ended(job.generation), Finished)
 
 
-async def test_a_payload_cut_short_by_a_cancel_does_not_land_in_the_next_owners_pages(tokenizer):
+async def test_memory_is_taken_back_from_a_payload_under_way_before_its_pages_are_freed(tokenizer):
     async with posing(tokenizer) as (nodes, job, sender):
         await sender.opened()
         piece = sender.plan.pieces[0]
         payload, digest = sender.encoded(piece)
-        data = sender.outgoing.header(piece, "raw", len(payload), digest)
-        half = asyncio.create_task(sender.peer.send_data(data, [payload]))
         fetch = nodes.decode.asking._by_transfer[job.ticket.transfer].fetch
+        taken_back = []
+        drop, pages = fetch.peer.drop_payload, nodes.decode.pages
+        fetch.peer.drop_payload = lambda transfer: (taken_back.append((transfer, dict(pages.owners))), drop(transfer))
+        data = sender.outgoing.header(piece, "raw", len(payload), digest)
+        assert nodes.decode.handler.payload_target(fetch.peer, data)
         nodes.decode.asking.cancel(job.generation)
         await nodes.decode.ended(job.generation)
-        assert fetch._landing is None
-        pages = nodes.decode.pages.allocate("next owner", 64)
-        before = [bytes(nodes.decode.pool.buffer[p * 4096 : (p + 1) * 4096]) for p in pages]
-        await half
+        ((transfer, owners),) = taken_back
+        assert transfer == job.ticket.transfer
+        assert owners
+        assert pages.owners == {}
+
+
+async def test_pieces_that_come_after_a_cancel_go_nowhere(tokenizer):
+    async with posing(tokenizer) as (nodes, job, sender):
+        await sender.opened()
+        await sender.send(sender.plan.pieces[0])
+        nodes.decode.asking.cancel(job.generation)
+        await nodes.decode.ended(job.generation)
+        nodes.decode.pages.allocate("next owner", 64)
+        before = bytes(nodes.decode.pool.buffer)
         for late in sender.plan.pieces[1:4]:
             await sender.send(late)
         await asyncio.sleep(0.05)
-        assert [bytes(nodes.decode.pool.buffer[p * 4096 : (p + 1) * 4096]) for p in pages] == before
+        assert bytes(nodes.decode.pool.buffer) == before
         nodes.decode.room.release("next owner")
 
 

@@ -201,6 +201,9 @@ async def test_a_lost_gateway_ends_the_jobs_on_both_nodes_and_is_rejoined(model_
         await gateway.send("decode", generate)
         await gateway.send("prefill", prefill_job)
         await gateway.until(lambda: decode.node.room.pool.owners)
+        _, unopened, _ = gateway.jobs(model)
+        await gateway.send("prefill", unopened)
+        await gateway.until(lambda: len(prefill.node.room.pool.owners) == 2)
         before = {node: gateway.joined(node).incarnation for node in ("prefill", "decode")}
         await gateway.stop()
         await gateway.until(lambda: not decode.node.room.pool.owners and not prefill.node.room.pool.owners)

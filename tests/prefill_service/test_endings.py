@@ -1,9 +1,13 @@
 """However a transfer ends, and wherever it was: both sides say so, and neither holds anything afterwards."""
 
+import asyncio
+
 import pytest
 
 from kvcache.control import Cancelled, Failed, Finished
+from kvcache.wire import Abort, Open
 from tests.pair import pair
+from tests.rogue import Rogue
 from tests.stages import AFTER_COMMIT, BEFORE_COMMIT, STAGES, reach, release
 
 
@@ -178,3 +182,34 @@ async def test_one_transfers_end_leaves_the_others_on_the_same_connection_alone(
         release(nodes)
         for job in (jobs[0], jobs[2]):
             assert isinstance(await nodes.decode.ended(job.generation), Finished)
+
+
+async def test_an_open_that_comes_while_its_job_ends_is_told_so(tokenizer):
+    async with pair(tokenizer) as nodes, Rogue("west-2", "1", nodes.decode.key) as rogue:
+        nodes.prefill.engine.gate.clear()
+        nodes.prefill.engine.chunk_s = 0.3
+        job = nodes.job()
+        peer = await rogue.dial(nodes.prefill)
+        nodes.prefill.serving.accept(job.prefill)
+        await nodes.prefill.until(lambda: nodes.prefill.engine.jobs)
+        nodes.prefill.serving.cancel(job.transfer)
+        peer.send(Open(job.prefill.ticket, ("raw",)))
+        assert (await rogue.hears(Abort)).reason == "cancelled"
+        assert nodes.prefill.engine.jobs
+        release(nodes)
+
+
+@pytest.mark.parametrize("stage", ["computing", "streaming"])
+async def test_pages_stay_with_their_job_until_the_engine_has_let_go(tokenizer, stage):
+    async with pair(tokenizer) as nodes:
+        job = nodes.job()
+        await reach(nodes, job, stage)
+        nodes.prefill.engine.chunk_s = 0.2
+        nodes.prefill.serving.cancel(job.transfer)
+        await asyncio.sleep(0.05)
+        assert nodes.prefill.pages.owners
+        assert not [m for m in nodes.prefill.reports if isinstance(m, Cancelled)]
+        cancelled = await nodes.prefill.ended(job.transfer)
+        assert cancelled.prefilled_tokens == (0 if stage == "computing" else 128)
+        assert nodes.prefill.pages.owners == {}
+        release(nodes)
