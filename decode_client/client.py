@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from decode_client.context import ClientContext
@@ -17,9 +18,11 @@ from decode_client.scratch import Scratch
 from kvcache.control import Cancelled, Failed, GenerateJob, KvSource
 from kvcache.ticket import Ticket, TicketError, verify_ticket
 from kvcache.transport import Peer
-from kvcache.wire import Abort, Announce, Data, Manifest
+from kvcache.wire import Abort, Ack, Announce, Data, Manifest
 
 log = logging.getLogger(__name__)
+
+MAX_REMEMBERED = 1024
 
 
 class DecodeClient:
@@ -32,6 +35,7 @@ class DecodeClient:
         self._scratch = Scratch(context.limits.scratch_bytes)
         self._generations: dict[str, Generation] = {}
         self._by_transfer: dict[bytes, Generation] = {}
+        self._committed: OrderedDict[tuple[bytes, bytes], int] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def trust(self, ticket_key: bytes) -> None:
@@ -108,6 +112,13 @@ class DecodeClient:
         fetch = self._fetch(frame.transfer)
         if fetch is not None:
             fetch.on_frame(peer, frame)
+        elif isinstance(frame, Announce | Manifest) and frame.transfer not in self._by_transfer:
+            # What ended this transfer may have been lost on its way: the other side must not wait for it.
+            pieces = self._committed.get((frame.transfer, peer.identity.public_key))
+            if pieces is None:
+                peer.send(Abort(frame.transfer, "unknown_transfer", "it is over, or was never asked for"))
+            else:
+                peer.send(Ack(frame.transfer, pieces, committed=True))
 
     def payload_target(self, peer: Peer, data: Data) -> Sequence[memoryview] | None:
         """Where a payload goes; None to throw it away."""
@@ -118,10 +129,16 @@ class DecodeClient:
         """A payload has arrived in the target that it was given."""
         fetch = self._fetch(data.transfer)
         if fetch is not None:
-            fetch.on_data(peer)
+            fetch.on_data(peer, data)
+
+    def on_broken(self, peer: Peer, unfinished: Data | None) -> None:
+        """A connection is gone and the peer is not."""
+        for generation in list(self._by_transfer.values()):
+            if generation.fetch is not None:
+                generation.fetch.on_broken(peer, unfinished)
 
     def on_lost(self, peer: Peer, cause: str) -> None:
-        """A connection is gone."""
+        """A peer is lost."""
         for generation in list(self._by_transfer.values()):
             if generation.fetch is not None:
                 generation.fetch.on_lost(peer, cause)
@@ -172,11 +189,20 @@ class DecodeClient:
         del self._generations[generation.job]
         if generation.ticket is not None:
             del self._by_transfer[generation.ticket.transfer]
+            self._remember(generation)
         if generation.cancel_asked:
             self._context.report(Cancelled(generation.job, generation.prefilled_tokens))
         elif ending is not None:
             log.info("generation=%s failed stage=%s cause=%s", generation.job, ending.stage, ending.cause)
             self._context.report(Failed(generation.job, ending.stage, ending.cause, ending.detail))
+
+    def _remember(self, generation: Generation) -> None:
+        """Keep what was committed for a while: the other side may not have heard so."""
+        fetch = generation.fetch
+        if fetch is not None and fetch.peer is not None and fetch.committed_pieces:
+            self._committed[fetch.transfer, fetch.peer.identity.public_key] = fetch.committed_pieces
+            if len(self._committed) > MAX_REMEMBERED:
+                self._committed.popitem(last=False)
 
     def _refuse(self, order: GenerateJob, cause: str, detail: str) -> None:
         log.warning("job refused generation=%s cause=%s detail=%r", order.generation, cause, detail)

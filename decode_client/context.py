@@ -20,7 +20,8 @@ from kvcache.transport import KvEndpoint
 class ClientLimits:
     """Times in seconds. ``scratch_bytes`` bounds what one peer may have sent that is not yet decoded.
 
-    A batch is what one thread decodes and checks at once. Every ``ack_every`` verified pieces are acknowledged.
+    A batch is what one thread decodes and checks at once. Every ``ack_every`` verified pieces are acknowledged. After
+    the Manifest the next missing piece is awaited for ``straggler_s``: longer than a lost connection takes to be noticed.
     """
 
     max_jobs: int = 64
@@ -28,6 +29,7 @@ class ClientLimits:
     batch_bytes: int = 1 << 20
     scratch_bytes: int = 32 << 20
     ack_every: int = 16
+    straggler_s: float = 8.0
     engine_patience_s: float = 30.0
 
 

@@ -17,7 +17,7 @@ from kvcache.blocks import PageTable
 from kvcache.codecs import CodecError
 from kvcache.control import KvSource, TransferDone
 from kvcache.fate import Ending, JobEnded, JobFate
-from kvcache.plan import Piece, TransferPlan
+from kvcache.plan import TransferPlan
 from kvcache.room import RoomCrowded, RoomTimeout
 from kvcache.threadwork import ThreadWork
 from kvcache.ticket import Ticket
@@ -58,15 +58,14 @@ class Fetch:
         self._incoming = IncomingTransfer(plan, ticket, source.quality.codecs)
         self._threads = ThreadWork(context.executor)
         self._table: PageTable | None = None
-        self._landing: Piece | None = None
-        self._landing_scratch: memoryview | None = None
+        self._landing: dict[int, memoryview | None] = {}
         self._landed: deque[Landed] = deque()
         self._arrival = asyncio.Event()
         self._announced = asyncio.Event()
         self._manifest: asyncio.Future[Manifest] = asyncio.get_running_loop().create_future()
         self._manifest_at = 0.0
-        self._arrived = 0
         self._acked = 0
+        self._granted = False
         self._committed = False
 
     async def run(self, owner: str, deadline: float) -> Fetched:
@@ -81,6 +80,7 @@ class Fetch:
         plan = self._incoming.plan
         pages = await self._reserve(owner, deadline)
         self._table = self._context.geometry.table(plan.start, plan.stop, pages)
+        self._granted = True
         peer.send(Grant(self.transfer))
         granted = loop.time()
         try:
@@ -103,6 +103,11 @@ class Fetch:
             ),
         )
 
+    @property
+    def committed_pieces(self) -> int:
+        """How many pieces the committed transfer has; 0 where it is not committed."""
+        return self._incoming.next_seq if self._committed else 0
+
     def abort(self, ending: Ending) -> None:
         """Tell the other side, unless it knows."""
         if self.peer is not None and not ending.told and not self._committed:
@@ -112,7 +117,7 @@ class Fetch:
         """Return when nothing writes to the pages any more."""
         if self.peer is not None:
             self.peer.drop_payload(self.transfer)
-            self._landing, self._landing_scratch = None, None
+            self._landing.clear()
         await self._threads.settle()
         if self.peer is not None:
             self._drop(self.peer, self._landed)
@@ -133,11 +138,9 @@ class Fetch:
                 else:
                     self._announced.set()
             case Manifest():
-                pieces = len(self._incoming.plan.pieces)
-                if self._arrived < pieces or self._manifest.done():
-                    detail = f"manifest: piece {self._arrived} of {pieces} is missing, or it came twice"
-                    self._fate.end("violation", detail, stage="transfer")
-                else:
+                if not self._granted:
+                    self._fate.end("violation", "manifest: came before the Grant", stage="transfer")
+                elif not self._manifest.done():
                     self._manifest_at = asyncio.get_running_loop().time()
                     self._manifest.set_result(frame)
 
@@ -152,28 +155,45 @@ class Fetch:
         except TransferViolation as violation:
             self._fate.end("violation", str(violation), stage="transfer")
             return None
-        self._landing = piece
+        if piece is None:
+            return None
+        if piece.seq in self._landing:
+            peer.drop_payload(self.transfer, piece.seq)
         if data.codec == "raw":
+            self._landing[piece.seq] = None
             return self._context.pool.views(self._table.extents(piece))
-        self._landing_scratch = memoryview(bytearray(data.wire_bytes))
-        return [self._landing_scratch]
+        scratch = self._landing[piece.seq] = memoryview(bytearray(data.wire_bytes))
+        return [scratch]
 
-    def on_data(self, peer: Peer) -> None:
-        """The payload whose target was asked for last has arrived."""
-        if peer is not self.peer or self._landing is None:
+    def on_data(self, peer: Peer, data: Data) -> None:
+        """A payload has arrived in the target that it was given."""
+        if peer is not self.peer or data.seq not in self._landing:
             return
-        self._landed.append(Landed(self._landing, self._landing_scratch))
-        self._arrived += 1
-        if self._landing_scratch is not None:
-            self._scratch.hold(peer, self._landing_scratch.nbytes)
-        self._landing, self._landing_scratch = None, None
+        payload = self._landing.pop(data.seq)
+        self._incoming.arrived(data.seq)
+        self._landed.append(Landed(self._incoming.plan.pieces[data.seq], payload))
+        if payload is not None:
+            self._scratch.hold(peer, payload.nbytes)
         self._arrival.set()
 
-    def on_lost(self, peer: Peer, cause: str) -> None:
-        """A connection is gone; the transfer ends with it unless it is committed."""
+    def on_broken(self, peer: Peer, unfinished: Data | None) -> None:
+        """A connection is gone: say again all that the other side may not have heard over it."""
         if peer is not self.peer:
             return
-        self._landing, self._landing_scratch = None, None
+        if unfinished is not None and unfinished.transfer == self.transfer:
+            self._landing.pop(unfinished.seq, None)
+        if self._committed:
+            peer.send(Ack(self.transfer, self._incoming.next_seq, committed=True))
+        elif not self._fate.over:
+            peer.send(Open(self._source.ticket, self._source.quality.codecs, self._incoming.next_seq))
+            if self._granted:
+                peer.send(Grant(self.transfer))
+
+    def on_lost(self, peer: Peer, cause: str) -> None:
+        """The peer is lost; the transfer ends with it unless it is committed."""
+        if peer is not self.peer:
+            return
+        self._landing.clear()
         if not self._committed:
             self._fate.end("peer_lost", cause, stage="transfer", told=True)
 
@@ -187,7 +207,7 @@ class Fetch:
         except PeerUnreachable as error:
             raise JobEnded("peer_unreachable", str(error)) from error
         if not peer.alive:
-            raise JobEnded("peer_lost", "the connection ended as soon as it was there")
+            raise JobEnded("peer_lost", "it was lost as soon as it was there")
         return peer
 
     async def _reserve(self, owner: str, deadline: float) -> tuple[int, ...]:
@@ -205,9 +225,8 @@ class Fetch:
         assert codec is not None
         assert self._table is not None
         while self._incoming.next_seq < len(plan.pieces):
-            self._arrival.clear()
             if not self._landed:
-                await self._arrival.wait()
+                await self._next_arrival()
             batch, size = [], 0
             while self._landed and size < limits.batch_bytes:
                 batch.append(self._landed.popleft())
@@ -221,6 +240,18 @@ class Fetch:
             if self._incoming.next_seq - self._acked >= limits.ack_every:
                 self._acked = self._incoming.next_seq
                 peer.send(Ack(self.transfer, self._acked))
+
+    async def _next_arrival(self) -> None:
+        """Wait for a piece. Raises JobEnded where the Manifest says that all were sent and one does not come."""
+        while not self._landed:
+            self._arrival.clear()
+            try:
+                async with asyncio.timeout(self._context.limits.straggler_s):
+                    await self._arrival.wait()
+            except TimeoutError:
+                if self._manifest.done():
+                    missing = f"piece {self._incoming.next_seq} of {len(self._incoming.plan.pieces)} is missing"
+                    raise JobEnded("violation", missing, stage="transfer") from None
 
     def _drop(self, peer: Peer, batch: Sequence[Landed]) -> None:
         for landed in batch:

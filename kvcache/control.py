@@ -100,7 +100,11 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
 
 
 class LinkReport(msgspec.Struct, frozen=True):
-    """One KV peer as the kernel and the stream see it. 0 means not measured."""
+    """One KV peer as the kernel and the stream see it, over all connections to it. 0 means not measured.
+
+    ``delivery_bytes_per_s`` is the sum of the connections' last rates that were the path's limit; ``app_limited`` says
+    that lately there was too little to send to measure it anew.
+    """
 
     peer_node: str
     rtt_s: float
@@ -108,6 +112,10 @@ class LinkReport(msgspec.Struct, frozen=True):
     bytes_received: int
     bytes_sent: int
     retransmits: int
+    connections: int = 0
+    connections_lost: int = 0
+    delivery_bytes_per_s: float = 0.0
+    app_limited: bool = True
 
 
 class PrefillStarted(msgspec.Struct, frozen=True, tag=True):

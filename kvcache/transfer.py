@@ -31,7 +31,9 @@ def _check_plan(plan: TransferPlan, ticket: Ticket) -> None:
 
 
 class IncomingTransfer:
-    """The decode side: Announce, then each piece once and in order, then a Manifest that accounts for all.
+    """The decode side: Announce, then every piece in any order, and a Manifest that accounts for all.
+
+    A piece that was lost on its way comes again, and so may one that was not. The Manifest may overtake pieces.
 
     ``codec_names`` are the single codecs that the Open offered; any set of them may be announced. Raises
     TransferViolation where the plan exceeds the ticket's cap, ValueError where it is not the ticket's plan.
@@ -47,7 +49,8 @@ class IncomingTransfer:
         self._transfer = ticket.transfer
         self._codec_names = tuple(codec_names)
         self._codec: codecs.CodecSet | None = None
-        self._headers: list[bytes] = []
+        self._digests: dict[int, bytes] = {}
+        self._under_way: set[int] = set()
         self._verified: set[int] = set()
 
     @property
@@ -56,12 +59,15 @@ class IncomingTransfer:
         return self._codec
 
     def check_announce(self, announce: Announce) -> None:
-        """Accept the one Announce. Raises TransferViolation where a figure differs from the plan."""
+        """Accept an Announce; a repeat changes nothing. Raises TransferViolation where it differs from the plan or from
+        the first.
+        """
         self._same("transfer", announce.transfer, self._transfer)
         self._same("pieces", announce.pieces, len(self.plan.pieces))
         self._same("raw_bytes", announce.raw_bytes, self.plan.nbytes)
         if self._codec is not None:
-            raise TransferViolation("announce", "this transfer was announced before")
+            self._same("codec", announce.codec, self._codec.name)
+            return
         try:
             announced = codecs.set_by_name(announce.codec)
             announced.check(self.plan.layout)
@@ -71,13 +77,16 @@ class IncomingTransfer:
             raise TransferViolation("codec", f"{announce.codec!r} was not offered, only {', '.join(self._codec_names)}")
         self._codec = announced
 
-    def check_data(self, data: Data) -> Piece:
-        """The piece that this header belongs to. Raises TransferViolation on any difference from the plan."""
+    def check_data(self, data: Data) -> Piece | None:
+        """The piece that this header belongs to; None where it has arrived already.
+
+        One that is under way is returned again: it may never arrive over the connection that it first came by. Raises
+        TransferViolation on any difference from the plan, or from the piece's first header.
+        """
         if self._codec is None:
             raise TransferViolation("data", "came before the Announce")
         self._same("transfer", data.transfer, self._transfer)
-        self._same("seq", data.seq, len(self._headers))
-        if data.seq >= len(self.plan.pieces):
+        if not 0 <= data.seq < len(self.plan.pieces):
             raise TransferViolation("seq", f"{data.seq}, but the plan ends at {len(self.plan.pieces) - 1}")
         piece = self.plan.pieces[data.seq]
         for field in ("group", "layer", "tensor", "start", "stop"):
@@ -90,19 +99,29 @@ class IncomingTransfer:
         if not 0 < data.wire_bytes <= limit:
             raise TransferViolation("wire_bytes", f"{data.wire_bytes}, expected 1 to {limit} for {data.codec}")
         self._same("digest", len(data.digest), DIGEST_BYTES)
-        self._headers.append(data.digest)
+        known = self._digests.get(data.seq)
+        if known is not None:
+            self._same("digest", data.digest, known)
+            return piece if data.seq in self._under_way else None
+        self._digests[data.seq] = data.digest
+        self._under_way.add(data.seq)
         self.wire_bytes += data.wire_bytes
         return piece
 
+    def arrived(self, seq: int) -> None:
+        """The payload of a piece that was under way is here."""
+        self._under_way.remove(seq)
+
     def verified(self, seq: int, digest: bytes) -> None:
-        """Piece ``seq`` has landed and ``digest`` was computed from its bytes here; pieces may come in any order.
+        """Piece ``seq`` has arrived and ``digest`` was computed from its bytes here; pieces may come in any order.
 
         Raises TransferViolation where it differs from the header's.
         """
-        if not 0 <= seq < len(self._headers) or seq < self.next_seq or seq in self._verified:
+        waiting = seq in self._digests and seq not in self._under_way
+        if not waiting or seq < self.next_seq or seq in self._verified:
             raise ValueError(f"piece {seq} is not waiting to be verified")
-        if digest != self._headers[seq]:
-            wanted = self._headers[seq].hex()
+        if digest != self._digests[seq]:
+            wanted = self._digests[seq].hex()
             raise TransferViolation("digest", f"piece {seq} arrived damaged: {digest.hex()}, sent as {wanted}")
         self._verified.add(seq)
         while self.next_seq in self._verified:
@@ -119,7 +138,7 @@ class IncomingTransfer:
         if self.next_seq < len(self.plan.pieces):
             raise TransferViolation("pieces", f"piece {self.next_seq} of {len(self.plan.pieces)} is missing")
         self._same("digests", len(manifest.digests), len(self.plan.pieces) * DIGEST_BYTES)
-        digests = b"".join(self._headers)
+        digests = b"".join(self._digests[seq] for seq in range(len(self.plan.pieces)))
         if manifest.digests != digests:
             at = next(n for n, (a, b) in enumerate(zip(manifest.digests, digests, strict=True)) if a != b)
             raise TransferViolation("digests", f"piece {at // DIGEST_BYTES} was sent with another digest")
@@ -132,7 +151,7 @@ class IncomingTransfer:
 
 
 class OutgoingTransfer:
-    """The prefill side: headers in plan order, a manifest at the end, and what the other side has acknowledged."""
+    """The prefill side: headers in plan order, some of them again, a manifest, and what the other side acknowledged."""
 
     def __init__(self, plan: TransferPlan, ticket: Ticket) -> None:
         _check_plan(plan, ticket)
@@ -143,7 +162,7 @@ class OutgoingTransfer:
         """The other side has committed: the exported pages are no longer needed."""
         self.wire_bytes = 0
         """Payload bytes of the headers made so far."""
-        self._transfer = ticket.transfer
+        self.transfer = ticket.transfer
         self._digests: list[bytes] = []
 
     @property
@@ -153,16 +172,23 @@ class OutgoingTransfer:
 
     def announce(self, codec: str) -> Announce:
         """The frame that opens the transfer."""
-        return Announce(self._transfer, len(self.plan.pieces), self.plan.nbytes, codec)
+        return Announce(self.transfer, len(self.plan.pieces), self.plan.nbytes, codec)
 
     def header(self, piece: Piece, codec: str, wire_bytes: int, digest: bytes) -> Data:
-        """The frame of the next piece. Raises ValueError where it is not the next one of the plan."""
-        if piece.seq != self.sent or piece != self.plan.pieces[piece.seq]:
+        """The frame of the next piece, or once more that of an earlier one.
+
+        Raises ValueError where it is not the next one of the plan, or its bytes have changed since.
+        """
+        if piece.seq > self.sent or piece != self.plan.pieces[piece.seq]:
             raise ValueError(f"piece {piece.seq} is not the next of the plan, {self.sent} is")
-        self._digests.append(digest)
-        self.wire_bytes += wire_bytes
+        if piece.seq < self.sent:
+            if digest != self._digests[piece.seq]:
+                raise ValueError(f"piece {piece.seq} is not what it was when it was first sent")
+        else:
+            self._digests.append(digest)
+            self.wire_bytes += wire_bytes
         return Data(
-            self._transfer,
+            self.transfer,
             piece.seq,
             piece.group,
             piece.layer,
@@ -180,14 +206,14 @@ class OutgoingTransfer:
         """The closing frame. Raises ValueError before the last piece."""
         if self.sent < len(self.plan.pieces):
             raise ValueError(f"piece {self.sent} of {len(self.plan.pieces)} was not sent")
-        return Manifest(self._transfer, b"".join(self._digests), lag_s)
+        return Manifest(self.transfer, b"".join(self._digests), lag_s)
 
     def on_ack(self, ack: Ack) -> None:
         """Take an acknowledgement; repeated and overtaken ones change nothing.
 
         Raises TransferViolation for one that acknowledges what was never sent.
         """
-        if ack.transfer != self._transfer:
+        if ack.transfer != self.transfer:
             raise TransferViolation("transfer", "acknowledges another transfer")
         if not 0 <= ack.next_seq <= self.sent:
             raise TransferViolation("next_seq", f"{ack.next_seq} acknowledged, {self.sent} sent")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from decode_client.client import DecodeClient
-from kvcache.transport import Peer
+from kvcache.transport import Connection, Peer
 from kvcache.wire import Abort, Ack, Announce, Data, Grant, Manifest, Open
 from prefill_service.service import PrefillService
 
@@ -36,7 +36,12 @@ class FrameRouter:
         """A payload is there."""
         self._asking.on_data(peer, data)
 
+    def on_broken(self, peer: Peer, connection: Connection, unfinished: Data | None) -> None:
+        """Both sides may have sent over this connection."""
+        self._serving.on_broken(peer, connection)
+        self._asking.on_broken(peer, unfinished)
+
     def on_lost(self, peer: Peer, cause: str) -> None:
-        """Both sides may have used this connection."""
+        """Both sides may have used this peer."""
         self._serving.on_lost(peer, cause)
         self._asking.on_lost(peer, cause)

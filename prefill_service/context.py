@@ -16,7 +16,9 @@ from kvcache.transport import KvEndpoint
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
-    """Times in seconds. A batch is what one thread encodes at once; ``batches_ahead`` of them wait for the wire."""
+    """Times in seconds. A batch is what one thread encodes at once; ``batches_ahead`` of them wait for the wire, where
+    frames of up to ``wire_bytes_ahead`` wait for room on a connection.
+    """
 
     open_wait_s: float = 2.0
     max_queue: int = 32
@@ -24,6 +26,7 @@ class ServiceLimits:
     clock_skew_s: float = 2.0
     batch_bytes: int = 1 << 20
     batches_ahead: int = 2
+    wire_bytes_ahead: int = 4 << 20
     engine_patience_s: float = 30.0
 
 

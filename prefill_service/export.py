@@ -19,8 +19,8 @@ from kvcache.room import RoomCrowded, RoomTimeout
 from kvcache.threadwork import ThreadWork
 from kvcache.ticket import Ticket
 from kvcache.transfer import OutgoingTransfer, TransferViolation
-from kvcache.transport import Expected, Peer, PeerLost, PeerRefused, PeerUnreachable
-from kvcache.wire import Abort, Ack, Grant, Open
+from kvcache.transport import Connection, Expected, Peer, PeerLost, PeerRefused, PeerUnreachable
+from kvcache.wire import Abort, Ack, Grant, Manifest, Open
 from prefill_service.context import ServiceContext
 from prefill_service.sender import PieceSender
 
@@ -53,7 +53,7 @@ class Export:
         self._computed_at: float | None = None
         self._claimed = asyncio.Event()
         self._granted = asyncio.Event()
-        self._committed = asyncio.Event()
+        self._manifest: Manifest | None = None
 
     @property
     def waiting(self) -> bool:
@@ -92,16 +92,22 @@ class Export:
         self.fate.end("cancelled", "by the gateway")
 
     def claim(self, peer: Peer, frame: Open) -> None:
-        """An Open with a valid ticket, from the peer whose key the ticket names. The first one attaches."""
-        if self.peer is peer:
-            return
+        """An Open with a valid ticket, from the peer whose key the ticket names.
+
+        The first one attaches. Later ones come after a lost connection and say how much has arrived.
+        """
         if self.fate.over:
-            ending = self.fate.ending
-            cause = ending.cause if ending is not None else "ticket_used"
-            peer.send(Abort(self.ticket.transfer, cause, "this transfer is over"))
+            if self.peer is not peer:
+                ending = self.fate.ending
+                cause = ending.cause if ending is not None else "ticket_used"
+                peer.send(Abort(self.ticket.transfer, cause, "this transfer is over"))
+            return
+        if self.peer is peer:
+            if frame.resume_from:
+                self.on_frame(peer, Ack(self.ticket.transfer, frame.resume_from))
             return
         if self.peer is not None:
-            self.fate.end("violation", "opened again over another connection", stage="transfer")
+            self.fate.end("violation", "opened again by another node under the same key", stage="transfer")
             return
         self.peer = peer
         if not self._codec.members.issubset(frame.codecs):
@@ -125,14 +131,25 @@ class Export:
                     if self._outgoing is None:
                         raise TransferViolation("ack", "came before any data")
                     self._outgoing.on_ack(frame)
-                    if self._outgoing.committed:
-                        self._committed.set()
+                    if self._sender is not None:
+                        self._sender.acked()
         except TransferViolation as violation:
             self.fate.end("violation", str(violation), stage="transfer")
 
+    def on_broken(self, peer: Peer, connection: Connection) -> None:
+        """A connection is gone: say again all that the other side may not have heard over it."""
+        if peer is not self.peer or self.fate.over or not self._announced or self._is_committed:
+            return
+        assert self._outgoing is not None
+        assert self._sender is not None
+        peer.send(self._outgoing.announce(self._codec.name))
+        self._sender.broken(connection)
+        if self._manifest is not None:
+            peer.send(self._manifest)
+
     def on_lost(self, peer: Peer, cause: str) -> None:
-        """A connection is gone; this transfer ends with it if it was the one and nothing is committed."""
-        if peer is self.peer and not self._committed.is_set():
+        """A peer is lost; this transfer ends with it if it was the one and nothing is committed."""
+        if peer is self.peer and not self._is_committed:
             self.fate.end("peer_lost", cause, stage="transfer", told=True)
 
     async def _work(self) -> None:
@@ -155,6 +172,7 @@ class Export:
             self._threads,
             batch_bytes=limits.batch_bytes,
             batches_ahead=limits.batches_ahead,
+            wire_bytes_ahead=limits.wire_bytes_ahead,
         )
         self._start_engine(pages)
         await self._claimed.wait()
@@ -163,16 +181,25 @@ class Export:
         self._announced = True
         await self._granted.wait()
         try:
-            await self._sender.run(self.peer)
+            await self._sender.run(self.peer, self._all_sent)
         except PeerLost as lost:
             raise JobEnded("peer_lost", str(lost), stage="transfer") from lost
         except CodecError as error:
             raise JobEnded("codec", str(error), stage="transfer") from error
-        self.peer.send(self._outgoing.manifest(self._lag_s()))
-        await self._committed.wait()
         assert self._run is not None
         with contextlib.suppress(EngineLost):
             await self._run.wait()
+
+    def _all_sent(self) -> None:
+        """Every piece has gone at least once: close the account. The other side waits for what is still under way."""
+        assert self.peer is not None
+        assert self._outgoing is not None
+        self._manifest = self._outgoing.manifest(self._lag_s())
+        self.peer.send(self._manifest)
+
+    @property
+    def _is_committed(self) -> bool:
+        return self._outgoing is not None and self._outgoing.committed
 
     async def _dial(self) -> None:
         dial = self._order.dial
@@ -210,7 +237,7 @@ class Export:
         try:
             await run.wait()
         except Exception as error:
-            if not self._committed.is_set():
+            if not self._is_committed:
                 self.fate.end("engine_lost", str(error), stage="prefill")
 
     def _on_event(self, event: JobEvent) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvcache.blocks import PageTable
@@ -14,7 +14,7 @@ from kvcache.hostpool import HostPool
 from kvcache.plan import Piece, TransferPlan
 from kvcache.threadwork import ThreadWork
 from kvcache.transfer import OutgoingTransfer
-from kvcache.transport import Peer
+from kvcache.transport import Connection, Outgoing, Peer
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,10 @@ def encode_batch(
 
 
 class PieceSender:
-    """Sends what is exported, as far as it is. ``exported`` may be called at any time, ``run`` once."""
+    """Sends what is exported, as far as it is, and again what a lost connection may have taken with it.
+
+    ``exported``, ``acked`` and ``broken`` may be called at any time, ``run`` once.
+    """
 
     def __init__(
         self,
@@ -54,6 +57,7 @@ class PieceSender:
         *,
         batch_bytes: int,
         batches_ahead: int,
+        wire_bytes_ahead: int,
     ) -> None:
         self._outgoing = outgoing
         self._table = table
@@ -62,8 +66,15 @@ class PieceSender:
         self._threads = threads
         self._batch_bytes = batch_bytes
         self._batches_ahead = batches_ahead
+        self._wire_bytes_ahead = wire_bytes_ahead
         self._exported = 0
         self._begun = 0
+        self._left = outgoing.plan.nbytes
+        self._again: deque[int] = deque()
+        self._leaving: deque[tuple[int, Outgoing]] = deque()
+        self._leaving_bytes = 0
+        self._carriers: dict[int, Connection] = {}
+        self._forgotten = 0
         self._progress = asyncio.Event()
 
     @property
@@ -78,27 +89,88 @@ class PieceSender:
         self._exported = next_seq
         self._progress.set()
 
-    async def run(self, peer: Peer) -> None:
-        """Send every piece of the plan; when this ends, however it ends, the wire reads no pool memory.
+    def acked(self) -> None:
+        """The other side has more of it, or all."""
+        for seq in range(self._forgotten, self._outgoing.acked_seq):
+            self._carriers.pop(seq, None)
+        self._forgotten = self._outgoing.acked_seq
+        if self._outgoing.committed:
+            self._progress.set()
 
-        Raises PeerLost, and CodecError for what a codec cannot carry.
+    def broken(self, connection: Connection) -> None:
+        """What this connection carried and was not acknowledged must go once more."""
+        self._again.extend(sorted(seq for seq, carrier in self._carriers.items() if carrier is connection))
+        self._progress.set()
+
+    async def run(self, peer: Peer, all_sent: Callable[[], None]) -> None:
+        """Send every piece of the plan, call ``all_sent`` once, and return when the other side has committed.
+
+        When this ends, however it ends, the wire reads no pool memory. Raises PeerLost, and CodecError for what a codec
+        cannot carry.
         """
         ahead: deque[asyncio.Future[list[Encoded]]] = deque()
-        while self._outgoing.sent < len(self._outgoing.plan.pieces):
-            while len(ahead) < self._batches_ahead and self._begun < self._exported:
-                ahead.append(self._encode_next())
-            if not ahead:
-                self._progress.clear()
-                await self._progress.wait()
-                continue
-            for encoded in await ahead.popleft():
-                header = self._outgoing.header(encoded.piece, encoded.codec, encoded.wire_bytes, encoded.digest)
-                await peer.send_data(header, encoded.payload)
+        told = False
+        try:
+            while not self._outgoing.committed:
+                while len(ahead) < self._batches_ahead and (pieces := self._next_pieces()):
+                    ahead.append(self._encode(pieces))
+                if ahead:
+                    for encoded in await ahead.popleft():
+                        await self._send(peer, encoded)
+                elif self._leaving:
+                    await self._leave(peer)
+                elif not told and self._outgoing.sent == len(self._outgoing.plan.pieces):
+                    told = True
+                    all_sent()
+                else:
+                    self._progress.clear()
+                    await self._progress.wait()
+        finally:
+            for _, frame in self._leaving:
+                peer.drop(frame)
+            peer.forget(self._outgoing.transfer)
 
-    def _encode_next(self) -> asyncio.Future[list[Encoded]]:
-        plan, size, end = self._outgoing.plan, 0, self._begun
+    def _next_pieces(self) -> Sequence[Piece]:
+        """The next batch: what must go again, else what was exported since."""
+        plan, size = self._outgoing.plan, 0
+        if self._again:
+            again = []
+            while self._again and size < self._batch_bytes:
+                seq = self._again.popleft()
+                if seq >= self._outgoing.acked_seq:
+                    again.append(plan.pieces[seq])
+                    size += again[-1].nbytes
+            return again
+        end = self._begun
         while end < self._exported and size < self._batch_bytes:
             size += plan.pieces[end].nbytes
             end += 1
         pieces, self._begun = plan.pieces[self._begun : end], end
-        return self._threads.start(encode_batch, plan, self._table, self._pool, self._codecs, pieces)
+        return pieces
+
+    def _encode(self, pieces: Sequence[Piece]) -> asyncio.Future[list[Encoded]]:
+        return self._threads.start(encode_batch, self._outgoing.plan, self._table, self._pool, self._codecs, pieces)
+
+    async def _send(self, peer: Peer, encoded: Encoded) -> None:
+        """Put a frame on the wire, waiting while too many wait there already."""
+        piece = encoded.piece
+        first = piece.seq == self._outgoing.sent
+        header = self._outgoing.header(piece, encoded.codec, encoded.wire_bytes, encoded.digest)
+        frame = peer.submit(header, encoded.payload, self._left)
+        if first:
+            self._left -= piece.nbytes
+        self._leaving.append((piece.seq, frame))
+        self._leaving_bytes += frame.nbytes
+        while self._leaving and (self._leaving[0][1].carrier or self._leaving_bytes > self._wire_bytes_ahead):
+            await self._leave(peer)
+
+    async def _leave(self, peer: Peer) -> None:
+        """Wait for the oldest frame to be carried, and remember by which connection."""
+        seq, frame = self._leaving[0]
+        carrier = await peer.carried(frame)
+        self._leaving.popleft()
+        self._leaving_bytes -= frame.nbytes
+        if not carrier.alive:
+            self._again.append(seq)
+        elif seq >= self._outgoing.acked_seq:
+            self._carriers[seq] = carrier

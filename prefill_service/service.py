@@ -15,7 +15,7 @@ from kvcache import codecs
 from kvcache.codecs import CodecError, CodecSet, UnknownCodec
 from kvcache.control import Cancelled, Failed, PrefillJob
 from kvcache.ticket import Ticket, TicketError, claimed_transfer, verify_ticket
-from kvcache.transport import Peer
+from kvcache.transport import Connection, Peer
 from kvcache.wire import Abort, Ack, Grant, Open
 from prefill_service.context import ServiceContext
 from prefill_service.export import Export
@@ -143,8 +143,13 @@ class PrefillService:
         elif isinstance(frame, Abort):
             self._forget_early(peer, frame.transfer)
 
+    def on_broken(self, peer: Peer, connection: Connection) -> None:
+        """A connection is gone and the peer is not."""
+        for export in list(self._exports.values()):
+            export.on_broken(peer, connection)
+
     def on_lost(self, peer: Peer, cause: str) -> None:
-        """A connection is gone."""
+        """A peer is lost."""
         for export in list(self._exports.values()):
             export.on_lost(peer, cause)
         for transfer in list(self._early):

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from kvcache.transport import Expected, KvEndpoint, LocalIdentity, Peer
+from kvcache.transport import Connection, Expected, KvEndpoint, LocalIdentity, Peer
 from kvcache.transport.interface import TransferFrame
 from kvcache.wire import Data, Role
 from tests.pair import FINGERPRINT, Side
@@ -58,6 +58,9 @@ class Rogue:
 
     def on_data(self, peer: Peer, data: Data) -> None:
         self.heard.append(data)
+
+    def on_broken(self, peer: Peer, connection: Connection, unfinished: Data | None) -> None:
+        """Others are left, or come soon."""
 
     def on_lost(self, peer: Peer, cause: str) -> None:
         self.lost = cause

@@ -1,4 +1,4 @@
-"""All KV connections of one node: it listens, dials, and keeps one connection for each peer."""
+"""All KV connections of one node: it listens, dials, and keeps several connections to each peer that it dialled."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from functools import partial
 
 from kvcache.control import KvAddress, LinkReport
 from kvcache.session import NONCE_BYTES, Expected, PeerIdentity, PeerRefused, Session
+from kvcache.transport.connection import Connection
 from kvcache.transport.dialler import Backoff, connect
 from kvcache.transport.greeting import greet
 from kvcache.transport.interface import FrameHandler, LocalIdentity, PeerUnreachable, TransportLimits
@@ -25,7 +26,6 @@ from kvcache.wire import WireError
 logger = logging.getLogger(__name__)
 
 _MAX_BACKOFFS = 1024
-_DUPLICATE = "duplicate"
 
 
 class InsecureBind(ValueError):
@@ -35,7 +35,8 @@ class InsecureBind(ValueError):
 class KvEndpoint:
     """Create it on the event loop; ``close()`` ends everything that it began.
 
-    ``dial_ssl`` is the context for outgoing connections; without one only the loopback is dialled.
+    ``dial_ssl`` is the context for outgoing connections; without one only the loopback is dialled. With
+    ``trusted_network`` KV goes unencrypted to any address: for benchmarks where nobody else can read or write.
     """
 
     def __init__(
@@ -44,14 +45,17 @@ class KvEndpoint:
         handler: FrameHandler,
         dial_ssl: ssl.SSLContext | None = None,
         limits: TransportLimits | None = None,
+        trusted_network: bool = False,
     ) -> None:
         self._identity = identity
         self._handler = handler
         self._dial_ssl = dial_ssl
+        self._trusted_network = trusted_network
         self._limits = limits or TransportLimits()
         self._peers: dict[str, Peer] = {}
         self._waiters: dict[Expected, set[asyncio.Future[Peer]]] = {}
         self._dials: dict[Expected, asyncio.Task[None]] = {}
+        self._short: dict[Peer, asyncio.Event] = {}
         self._backoffs: OrderedDict[Expected, Backoff] = OrderedDict()
         self._dial_slots = asyncio.Semaphore(self._limits.max_dials)
         self._jitter = random.SystemRandom()
@@ -70,7 +74,7 @@ class KvEndpoint:
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, target = found[0]
-        if ssl is None and not ipaddress.ip_address(target[0]).is_loopback:
+        if ssl is None and not self._trusted_network and not ipaddress.ip_address(target[0]).is_loopback:
             raise InsecureBind(
                 f"KV host {host!r} is not the loopback: give a certificate and a key (TLS), or bind 127.0.0.1"
             )
@@ -89,21 +93,20 @@ class KvEndpoint:
         return bound
 
     async def peer(self, wanted: Expected, dial: KvAddress | None, deadline: float) -> Peer:
-        """The connection to this node, made if there is none: dialled at ``dial``, or awaited where it is None.
+        """This node's peer, with at least one connection: dialled at ``dial``, or awaited where it is None.
 
-        A node that is connected under that name with another key is not who the gateway means, and is closed.
-
-        ``deadline`` is in the loop's time. Raises PeerRefused where another answers or the two must not talk,
-        PeerUnreachable at the deadline or on ``close()``.
+        A peer that was dialled is kept at ``limits.connections`` from then on. A node that is connected under that name
+        with another key is not who the gateway means, and is closed. ``deadline`` is in the loop's time. Raises
+        PeerRefused where another answers or the two must not talk, PeerUnreachable at the deadline or on ``close()``.
         """
         if self._closed:
             raise PeerUnreachable(f"{wanted.node_id}: this endpoint is closed")
         known = self._peers.get(wanted.node_id)
         if known is not None:
             refusal = wanted.refusal(known.identity)
-            if refusal is None:
+            if refusal is None and known.connections:
                 return known
-            if refusal.field == "public_key":
+            if refusal is not None and refusal.field == "public_key":
                 known.close(str(refusal))
         waiter: asyncio.Future[Peer] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(wanted, set()).add(waiter)
@@ -168,12 +171,12 @@ class KvEndpoint:
     async def _greet_inbound(self, sock: socket.socket, context: ssl.SSLContext | None) -> None:
         try:
             tune(sock, self._limits.socket_buffer, self._limits.unsent_in_kernel)
-            await self._greet(sock, context, None, None)
+            await self._greet(sock, context)
         except (OSError, PeerRefused, WireError) as error:
             logger.info("event=kv_inbound_refused cause=%s", str(error) or "handshake took too long")
 
     async def _dial(self, wanted: Expected, address: KvAddress) -> None:
-        """Try until nobody waits any more: it worked, was refused, or all deadlines passed."""
+        """Try until nobody waits any more: it worked, was refused, or all deadlines passed. Then keep what was made."""
         loop = asyncio.get_running_loop()
         backoff = self._backoffs.pop(wanted, None)
         if backoff is None:
@@ -186,42 +189,85 @@ class KvEndpoint:
             if wanted not in self._waiters:
                 return
             try:
-                async with self._dial_slots:
-                    sock = await connect(address, self._dial_ssl is not None, self._limits)
-                try:
-                    await self._greet(sock, self._dial_ssl, address.host, wanted)
-                finally:
-                    sock.close()
-                self._backoffs.pop(wanted, None)
-                return
+                peer = await self._connect(wanted, address)
             except PeerRefused as refusal:
                 backoff.failed(loop.time(), str(refusal))
-                if refusal.field != _DUPLICATE:
-                    self._settle(wanted, refusal)
-                    return
+                self._settle(wanted, refusal)
+                return
             except (OSError, ValueError) as error:
                 backoff.failed(loop.time(), str(error) or "handshake took too long")
                 logger.info("event=kv_dial_failed peer=%s cause=%s", wanted.node_id, backoff.cause)
+            else:
+                self._backoffs.pop(wanted, None)
+                if peer not in self._short:
+                    self._short[peer] = asyncio.Event()
+                    self._spawn(self._keep(wanted, address, peer, self._short[peer]))
+                return
+
+    async def _keep(self, wanted: Expected, address: KvAddress, peer: Peer, short: asyncio.Event) -> None:
+        """Dial whenever the peer has fewer connections than it should, until it is lost."""
+        loop = asyncio.get_running_loop()
+        backoff = Backoff(self._limits.backoff_first_s, self._limits.backoff_most_s, self._jitter)
+        while peer.alive:
+            short.clear()
+            missing = self._limits.connections - len(peer.connections)
+            if missing <= 0:
+                backoff = Backoff(self._limits.backoff_first_s, self._limits.backoff_most_s, self._jitter)
+                await short.wait()
+                continue
+            await asyncio.sleep(backoff.remaining(loop.time()))
+            if not peer.alive:
+                break
+            count = missing if peer.connections else 1
+            made = await asyncio.gather(
+                *(self._connect(wanted, address, peer) for _ in range(count)), return_exceptions=True
+            )
+            for outcome in made:
+                if isinstance(outcome, PeerRefused) and not peer.connections:
+                    peer.end(f"not reached again: {outcome}")
+                elif isinstance(outcome, Exception):
+                    backoff.failed(loop.time(), str(outcome) or "handshake took too long")
+                    logger.info("event=kv_dial_failed peer=%s cause=%s", wanted.node_id, backoff.cause)
+                    break
+        self._short.pop(peer, None)
+
+    async def _connect(self, wanted: Expected, address: KvAddress, only: Peer | None = None) -> Peer:
+        """One more connection to this node, or to this peer alone. Raises PeerRefused, OSError or ValueError."""
+        async with self._dial_slots:
+            sock = await connect(address, self._dial_ssl is not None or self._trusted_network, self._limits)
+        try:
+            return await self._greet(sock, self._dial_ssl, address.host, wanted, only)
+        finally:
+            sock.close()
 
     async def _greet(
-        self, sock: socket.socket, context: ssl.SSLContext | None, dialled_host: str | None, expected: Expected | None
-    ) -> None:
-        """Make a peer of a connected socket, whose descriptor moves; the caller closes ``sock`` in any case.
+        self,
+        sock: socket.socket,
+        context: ssl.SSLContext | None,
+        dialled_host: str | None = None,
+        expected: Expected | None = None,
+        only: Peer | None = None,
+    ) -> Peer:
+        """Make a connected socket a connection of its peer. Its descriptor moves; the caller closes ``sock`` anyway.
 
         Raises PeerRefused, WireError or OSError.
         """
         dialled = expected is not None
         session = Session(self._identity.as_peer(), self._identity.key, dialled, expected, os.urandom(NONCE_BYTES))
         async with asyncio.timeout(self._limits.handshake_s):
-            channel, parser = await greet(sock, context, dialled_host, session, self._check_admissible)
+            channel, parser = await greet(sock, context, dialled_host, session, partial(self._check_admissible, only))
         assert session.peer is not None
-        limits, handler = self._limits, self._handler
-        self._admit(Peer(session.peer, dialled, session.version, channel, parser, handler, limits, self._ended))
+        return self._admit(session.peer, Connection(dialled, session.version, channel, parser, self._limits))
 
     # ---- the registry
 
-    def _check_admissible(self, new: PeerIdentity, dialled: bool) -> None:
-        """Raise PeerRefused where the peer that is connected already must stay, or too many are."""
+    def _check_admissible(self, only: Peer | None, new: PeerIdentity) -> None:
+        """Raise PeerRefused where this peer is not who is expected, or has or makes too many connections.
+
+        ``only`` is the peer that the connection was made for, if any: it may be over by now.
+        """
+        if only is not None and not only.alive:
+            raise PeerRefused("peer", f"{new.node_id!r} is no longer wanted")
         for wanted in self._waiters:
             if (wanted.node_id, wanted.incarnation) == (new.node_id, new.incarnation):
                 refusal = wanted.refusal(new)
@@ -236,25 +282,34 @@ class KvEndpoint:
             return
         if known.identity.public_key != new.public_key:
             raise PeerRefused("public_key", f"{new.node_id!r} is connected with another key")
-        # Two nodes that dial each other at once must agree which connection stays: the smaller node id's.
-        if known.dialled != dialled and known.dialled == (self._identity.node_id < new.node_id):
-            raise PeerRefused(_DUPLICATE, f"{new.node_id!r} is connected already")
+        if len(known.connections) >= self._limits.max_connections:
+            raise PeerRefused("connections", f"{new.node_id!r} has {len(known.connections)}, no more are taken")
 
-    def _admit(self, peer: Peer) -> None:
-        identity = peer.identity
-        old = self._peers.get(identity.node_id)
-        self._peers[identity.node_id] = peer
-        if old is not None:
-            old.close(f"replaced by a newer connection, incarnation {identity.incarnation}")
+    def _admit(self, identity: PeerIdentity, connection: Connection) -> Peer:
+        peer = self._peers.get(identity.node_id)
+        if peer is None or peer.identity.incarnation != identity.incarnation:
+            if peer is not None:
+                peer.close(f"replaced by incarnation {identity.incarnation}")
+            peer = Peer(identity, connection.version, self._handler, self._limits, self._on_short, self._ended)
+            self._peers[identity.node_id] = peer
+        peer.add(connection)
         logger.info(
-            "event=kv_peer_connected peer=%s incarnation=%s dialled=%s",
+            "event=kv_connected peer=%s incarnation=%s dialled=%s connections=%d",
             identity.node_id,
             identity.incarnation,
-            peer.dialled,
+            connection.dialled,
+            len(peer.connections),
         )
         self._settle(Expected(identity.node_id, identity.incarnation, identity.public_key), peer)
+        return peer
+
+    def _on_short(self, peer: Peer) -> None:
+        short = self._short.get(peer)
+        if short is not None:
+            short.set()
 
     def _ended(self, peer: Peer) -> None:
+        self._on_short(peer)
         if self._peers.get(peer.identity.node_id) is peer:
             del self._peers[peer.identity.node_id]
 

@@ -25,11 +25,11 @@ async def greet(
     context: ssl.SSLContext | None,
     dialled_host: str | None,
     session: Session,
-    check: Callable[[PeerIdentity, bool], None],
+    check: Callable[[PeerIdentity], None],
 ) -> tuple[Channel, FrameParser]:
     """Carry ``session`` to its end over a connected socket; the descriptor moves out of ``sock``.
 
-    ``check(peer, dialled)`` may refuse a peer that has proved itself, before it learns that it has. The parser may hold
+    ``check(peer)`` may refuse a peer that has proved itself, before it learns that it has. The parser may hold
     the first bytes of what follows. Raises PeerRefused or WireError, which the peer was told, or OSError; the
     connection is closed then.
     """
@@ -52,7 +52,7 @@ async def greet(
 
 
 async def _converse(
-    channel: Channel, parser: FrameParser, session: Session, check: Callable[[PeerIdentity, bool], None]
+    channel: Channel, parser: FrameParser, session: Session, check: Callable[[PeerIdentity], None]
 ) -> None:
     await channel.send_all(session.start())
     while session.peer is None:
@@ -65,7 +65,7 @@ async def _converse(
             continue
         answer = session.receive(frame, parser.hello_body)
         if session.peer is not None:
-            check(session.peer, session.dialled)
+            check(session.peer)
         await channel.send_all(answer)
     parser.establish()
 

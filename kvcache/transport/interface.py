@@ -12,13 +12,14 @@ from kvcache.session import PeerIdentity
 from kvcache.wire import Abort, Ack, Announce, Data, Grant, Manifest, Open, Role
 
 if TYPE_CHECKING:
+    from kvcache.transport.connection import Connection
     from kvcache.transport.peer import Peer
 
 TransferFrame = Open | Announce | Grant | Manifest | Ack | Abort
 
 
 class PeerLost(ConnectionError):
-    """The connection to this peer is over; the text says why."""
+    """This peer is lost; the text says why."""
 
 
 class PeerUnreachable(ConnectionError):
@@ -47,13 +48,20 @@ class TransportLimits:
 
     ping_every_s: float = 1.0
     lost_after_s: float = 4.0
+    """A connection over which nothing came for this long is lost."""
+    resume_s: float = 4.5
+    """A peer that cannot be heard over any connection for this long is lost."""
+    connections: int = 4
+    """How many the node that dials keeps to each peer."""
+    max_connections: int = 16
+    """How many are accepted from one peer."""
     connect_s: float = 4.0
     """One attempt to reach one address."""
     handshake_s: float = 5.0
     """TLS and Hello to Proof together, on either side."""
     backoff_first_s: float = 0.05
     backoff_most_s: float = 2.0
-    max_greetings: int = 64
+    max_greetings: int = 256
     """Inbound connections that have not yet proved who they are; beyond it the oldest is closed."""
     max_dials: int = 256
     max_peers: int = 1024
@@ -75,12 +83,18 @@ class FrameHandler(Protocol):
     def payload_target(self, peer: Peer, data: Data) -> Sequence[memoryview] | None:
         """Where the payload of ``data`` goes: exactly ``wire_bytes`` of writable memory, or None to drop it.
 
-        The transport writes there until ``on_data`` or ``on_lost`` is called or ``peer.drop_payload(transfer)``
-        returns. Raises TransferViolation for a header that breaks the plan: the payload is dropped.
+        Several may be under way at once, in any order, each over another connection. The transport writes there until
+        ``on_data`` is called, ``on_broken`` names it, ``on_lost`` is called, or ``peer.drop_payload`` returns. Raises
+        TransferViolation for a header that breaks the plan: the payload is dropped.
         """
 
     def on_data(self, peer: Peer, data: Data) -> None:
         """The payload lies in its target; the transport no longer refers to that memory."""
 
+    def on_broken(self, peer: Peer, connection: Connection, unfinished: Data | None) -> None:
+        """A connection is over and the peer is not lost: what was sent over it may not have arrived, so whatever the
+        other side has not acknowledged must be sent again. The payload of ``unfinished`` will not arrive.
+        """
+
     def on_lost(self, peer: Peer, cause: str) -> None:
-        """The connection is over, whoever ended it. Called exactly once, last of all, from the loop itself."""
+        """The peer is lost, whoever ended it. Called exactly once, last of all, from the loop itself."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvcache.control import LinkReport
@@ -87,43 +88,75 @@ class RateMeter:
 
 
 class LinkFigures:
-    """Counts of one connection, and what the kernel says of its socket."""
+    """Counts of one connection, and what the kernel said last of its socket."""
 
     def __init__(self, sock: socket.socket) -> None:
+        self.received_bytes = 0
+        self.sent_bytes = 0
+        self.ping_rtt_s = 0.0
+        """The last ping's round trip; 0 before the first."""
+        self.delivery_bytes_per_s = 0.0
+        """The last delivery rate that was the path's limit and not the sender's; 0 before the first."""
         self._sock = sock
-        self._received = 0
-        self._sent = 0
-        self._meter = RateMeter()
-        self._delivery = 0.0
+        self._info: TcpInfo | None = None
+        self.sample()
 
-    def received(self, nbytes: int, now: float) -> None:
-        """Bytes have come."""
-        self._received += nbytes
-        self._meter.add(nbytes, now)
+    @property
+    def rtt_s(self) -> float:
+        """Round trip: the kernel's estimate, or the ping's."""
+        return self._info.rtt_s if self._info is not None else self.ping_rtt_s
 
-    def sent(self, nbytes: int) -> None:
-        """Bytes have gone to the kernel."""
-        self._sent += nbytes
+    @property
+    def retransmits(self) -> int:
+        """Segments sent again since the connection began."""
+        return self._info.retransmits if self._info is not None else 0
+
+    @property
+    def app_limited(self) -> bool:
+        """Whether there was too little to send, at the last sample, to tell what the path can do."""
+        return self._info is None or not self._info.delivery_bytes_per_s
 
     def sample(self) -> None:
-        """Keep the last delivery rate that was the path's, not the sender's."""
-        info = tcp_info(self._sock)
-        if info is not None and info.delivery_bytes_per_s:
-            self._delivery = info.delivery_bytes_per_s
+        """Ask the kernel. A closed socket leaves what it said last."""
+        self._info = tcp_info(self._sock) or self._info
+        if self._info is not None and self._info.delivery_bytes_per_s:
+            self.delivery_bytes_per_s = self._info.delivery_bytes_per_s
 
-    def rtt_s(self, measured: float) -> float:
-        """The kernel's round trip, or the one ``measured`` above it."""
-        info = tcp_info(self._sock)
-        return info.rtt_s if info is not None else measured
 
-    def report(self, peer_node: str, measured_rtt_s: float) -> LinkReport:
-        """Since the connection began; the rate is that of the direction which carried more."""
-        info = tcp_info(self._sock)
+class PeerFigures:
+    """Figures of one peer over all its connections, present and past."""
+
+    def __init__(self, peer_node: str) -> None:
+        self.meter = RateMeter()
+        self._peer_node = peer_node
+        self._received = 0
+        self._sent = 0
+        self._retransmits = 0
+        self._lost = 0
+
+    def retire(self, figures: LinkFigures) -> None:
+        """That connection is over: keep its counts."""
+        self._received += figures.received_bytes
+        self._sent += figures.sent_bytes
+        self._retransmits += figures.retransmits
+        self._lost += 1
+
+    def report(self, present: Sequence[LinkFigures]) -> LinkReport:
+        """Counts since the peer began; the goodput is that of the direction which carried more."""
+        for figures in present:
+            figures.sample()
+        received = self._received + sum(f.received_bytes for f in present)
+        sent = self._sent + sum(f.sent_bytes for f in present)
+        delivery = sum(f.delivery_bytes_per_s for f in present)
         return LinkReport(
-            peer_node,
-            measured_rtt_s if info is None else info.rtt_s,
-            self._meter.bytes_per_s if self._received > self._sent else self._delivery,
-            self._received,
-            self._sent,
-            0 if info is None else info.retransmits,
+            peer_node=self._peer_node,
+            rtt_s=min((f.rtt_s for f in present if f.rtt_s), default=0.0),
+            goodput_bytes_per_s=self.meter.bytes_per_s if received > sent else delivery,
+            bytes_received=received,
+            bytes_sent=sent,
+            retransmits=self._retransmits + sum(f.retransmits for f in present),
+            connections=len(present),
+            connections_lost=self._lost,
+            delivery_bytes_per_s=delivery,
+            app_limited=all(f.app_limited for f in present),
         )

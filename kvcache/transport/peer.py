@@ -1,4 +1,9 @@
-"""One established connection to one peer: frames both ways, liveness, an end."""
+"""A node at the other end: several connections, one queue of frames for all of them, one end.
+
+Frames stripe over the connections as each has room. A lost connection gives back what it had taken and not wholly sent;
+what it had sent may or may not have arrived, which only a transfer's acknowledgements tell: its handler hears of the
+loss and sends again. A peer without any connection waits a little for a new one before it is lost.
+"""
 
 from __future__ import annotations
 
@@ -7,75 +12,80 @@ import logging
 from collections.abc import Callable, Sequence
 
 from kvcache.control import LinkReport
-from kvcache.framing import FrameParser
-from kvcache.session import MAX_DETAIL_CHARS, Liveness, PeerIdentity
+from kvcache.session import PeerIdentity
 from kvcache.transfer import TransferViolation
-from kvcache.transport.channel import Channel
+from kvcache.transport.connection import Broken, Connection
 from kvcache.transport.interface import FrameHandler, PeerLost, TransferFrame, TransportLimits
-from kvcache.transport.link import LinkFigures
-from kvcache.transport.sendqueue import SendQueue
-from kvcache.wire import Abort, Data, Frame, Hello, Open, Ping, Pong, Proof, WireError, encode_frame
+from kvcache.transport.link import PeerFigures
+from kvcache.transport.sendqueue import BATCH_BYTES, Outgoing, SendQueue
+from kvcache.wire import Abort, Data, Open, encode_frame
 
 logger = logging.getLogger(__name__)
 
-_TURN_BYTES = 4 << 20
 _YIELD_BYTES = 1 << 20
-CLOSING = "closing"
 
 
 class Peer:
-    """A node at the other end. All methods belong to the event loop's thread.
+    """All methods belong to the event loop's thread. ``on_end`` is called once, before the handler's ``on_lost``.
 
-    Reading and writing act on the socket straight from the loop's readiness callbacks; there is no task per peer.
+    ``on_short`` is called whenever a connection is lost and the peer is not.
     """
 
     def __init__(
         self,
         identity: PeerIdentity,
-        dialled: bool,
         version: int,
-        channel: Channel,
-        parser: FrameParser,
         handler: FrameHandler,
         limits: TransportLimits,
+        on_short: Callable[[Peer], None],
         on_end: Callable[[Peer], None],
     ) -> None:
         self.identity = identity
-        self.dialled = dialled
-        """Whether this side opened the connection."""
+        self.queue = SendQueue()
         self._version = version
-        self._channel = channel
-        self._fd = channel.sock.fileno()
-        self._parser = parser
         self._handler = handler
         self._limits = limits
+        self._on_short = on_short
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
-        self._queue = SendQueue()
-        self._blocked = False
+        self._connections: list[Connection] = []
+        self._turn = 0
         self._unyielded = 0
         self._paused = False
         self._cause: str | None = None
-        self._figures = LinkFigures(channel.sock)
-        self._liveness = Liveness(self._loop.time(), limits.ping_every_s, limits.lost_after_s)
-        parser.target = self._target
-        self._loop.add_reader(self._fd, self._read)
-        self._loop.call_soon(self._read)
-        self._timer = self._loop.call_later(self._liveness.tick_s, self._tick)
+        self._grace: asyncio.TimerHandle | None = None
+        self._figures = PeerFigures(identity.node_id)
 
     @property
     def alive(self) -> bool:
-        """Whether the connection still stands."""
+        """Whether it is not lost; it may be without a connection for a short while."""
         return self._cause is None
 
     @property
+    def connections(self) -> tuple[Connection, ...]:
+        """Those that stand."""
+        return tuple(self._connections)
+
+    @property
     def rtt_s(self) -> float:
-        """Round trip: the kernel's estimate, or the last ping's; 0 before the first measurement."""
-        return self._figures.rtt_s(self._liveness.rtt_s)
+        """Round trip of the quickest connection; 0 before the first measurement."""
+        return min((rtt for c in self._connections if (rtt := c.figures.rtt_s)), default=0.0)
 
     def report(self) -> LinkReport:
-        """Figures of this connection since it began."""
-        return self._figures.report(self.identity.node_id, self._liveness.rtt_s)
+        """Figures of all connections since the peer began."""
+        return self._figures.report([connection.figures for connection in self._connections])
+
+    def add(self, connection: Connection) -> None:
+        """Take one more connection into use."""
+        assert self._cause is None
+        connection.user = self
+        if self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
+        if self._paused:
+            connection.pause()
+        self._connections.append(connection)
+        self._flush()
 
     # ---- sending
 
@@ -84,213 +94,190 @@ class Peer:
 
         A peer that lets too many pile up is closed. Raises ValueError for a frame too large to be read.
         """
-        self._send(frame)
+        if self._cause is not None:
+            return
+        self.queue.push_control(encode_frame(frame, self._version))
+        self._flush()
+        if self.queue.control_bytes > self._limits.control_backlog:
+            self.end(f"reads too slowly: {self.queue.control_bytes} bytes of control frames wait for it")
 
-    async def send_data(self, data: Data, payload: Sequence[bytes | bytearray | memoryview]) -> None:
-        """Send one piece, ``data.wire_bytes`` of payload in order; returns when that memory is no longer referred to.
+    def submit(self, data: Data, payload: Sequence[bytes | bytearray | memoryview], left: int = 0) -> Outgoing:
+        """Queue one piece, ``data.wire_bytes`` of payload in order; that memory is referred to until the frame has a
+        ``carrier``, is dropped or the peer is lost.
 
-        Frames of one transfer keep the order of the calls; transfers take turns. When cancelled, a frame already begun
-        is completed from a copy. Raises PeerLost; ValueError where the payload is not what the header says.
+        ``left`` is what its transfer has still to send, this piece included: transfers with less go first. Raises
+        PeerLost; ValueError where the payload is not what the header says.
         """
         views = [memoryview(part).cast("B") for part in payload]
         if sum(map(len, views)) != data.wire_bytes:
             raise ValueError(f"payload of {sum(map(len, views))} bytes, the header says {data.wire_bytes}")
         if self._cause is not None:
-            raise PeerLost(f"{self.identity.node_id}: {self._cause}")
-        waiter = self._loop.create_future()
-        item = self._queue.push_data(data.transfer, encode_frame(data, self._version), views, waiter)
+            raise self._loss(self._cause)
+        item = self.queue.push_data(data.transfer, encode_frame(data, self._version), views, left)
         self._flush()
+        return item
+
+    async def carried(self, item: Outgoing) -> Connection:
+        """Wait until a connection has taken all of a submitted frame. Raises PeerLost."""
+        while item.carrier is None:
+            if self._cause is not None:
+                raise self._loss(self._cause)
+            if item.waiter is None or item.waiter.done():
+                item.waiter = self._loop.create_future()
+            await item.waiter
+        return item.carrier
+
+    async def send_data(
+        self, data: Data, payload: Sequence[bytes | bytearray | memoryview], left: int = 0
+    ) -> Connection:
+        """``submit`` and wait until the memory is no longer referred to; returns the connection that took the frame.
+
+        When cancelled, a frame already begun is completed from a copy. Raises PeerLost and ValueError as they do.
+        """
+        item = self.submit(data, payload, left)
         try:
-            if waiter.done() and waiter.exception() is None:
-                # A waiter that is done does not yield: without this a fast link would starve the loop.
+            if item.carrier is not None:
+                # A frame that went at once does not yield: without this a fast link would starve the loop.
                 self._unyielded += data.wire_bytes
                 if self._unyielded >= _YIELD_BYTES:
                     self._unyielded = 0
                     await asyncio.sleep(0)
-            await waiter
+            return await self.carried(item)
         except asyncio.CancelledError:
-            self._queue.drop(item)
+            self.drop(item)
             raise
 
-    def _send(self, frame: Frame) -> None:
-        if self._cause is not None:
-            return
-        self._queue.push_control(encode_frame(frame, self._version))
-        self._flush()
-        if self._queue.control_bytes > self._limits.control_backlog:
-            self._end(f"reads too slowly: {self._queue.control_bytes} bytes of control frames wait for it")
+    def drop(self, item: Outgoing) -> None:
+        """Nobody wants this frame any more: afterwards its memory is not referred to. Harmless when it has gone."""
+        if item.carrier is None and not self.queue.remove(item):
+            for connection in self._connections:
+                connection.drop(item)
+
+    def forget(self, transfer: bytes) -> None:
+        """This transfer sends nothing any more."""
+        self.queue.forget(transfer)
 
     def _flush(self) -> None:
-        if not self._blocked and self._cause is None:
-            self._write()
-
-    def _write(self) -> None:
-        """Send until nothing is left or the socket is full; then its readiness calls this again."""
-        budget = _TURN_BYTES
-        try:
-            while budget > 0:
-                views = self._queue.gather()
-                if not views:
-                    self._set_blocked(False)
-                    return
-                count = self._channel.send(views)
-                if count is None:
-                    break
-                self._figures.sent(count)
-                budget -= count
-                for item in self._queue.sent(count):
-                    assert item.waiter is not None
-                    if not item.waiter.done():
-                        item.waiter.set_result(None)
-        except OSError as error:
-            self._end(f"connection broke: {error}")
-            return
-        self._set_blocked(True)
-
-    def _set_blocked(self, blocked: bool) -> None:
-        if blocked and not self._blocked:
-            self._loop.add_writer(self._fd, self._write)
-        elif self._blocked and not blocked:
-            self._loop.remove_writer(self._fd)
-        self._blocked = blocked
+        """Spread what waits over the connections that have room, a batch each in turn."""
+        while self.queue:
+            free = [connection for connection in self._connections if not connection.blocked]
+            if not free:
+                return
+            self._turn += 1
+            free[self._turn % len(free)].write(BATCH_BYTES)
 
     # ---- receiving
 
     def pause(self) -> None:
-        """Stop reading, after the frame at hand, so that the sender's buffers fill; harmless when repeated.
+        """Stop reading, after the frames at hand, so that the sender's buffers fill; harmless when repeated.
 
         The peer is not taken for lost meanwhile, nor is a silent loss noticed: resume soon.
         """
-        if not self._paused and self._cause is None:
-            self._paused = True
-            self._loop.remove_reader(self._fd)
+        self._paused = True
+        for connection in self._connections:
+            connection.pause()
 
     def resume(self) -> None:
         """Read again; harmless when not paused."""
-        if self._paused and self._cause is None:
-            self._paused = False
-            self._loop.add_reader(self._fd, self._read)
-            self._loop.call_soon(self._read)
+        self._paused = False
+        for connection in self.connections:
+            connection.resume()
 
-    def drop_payload(self, transfer: bytes) -> None:
-        """Take back the memory that ``payload_target`` named for this transfer: nothing is written there any more."""
-        receiving = self._parser.receiving
-        if receiving is not None and receiving.transfer == transfer:
-            self._parser.discard_payload()
+    def drop_payload(self, transfer: bytes, seq: int | None = None) -> None:
+        """Take back the memory that ``payload_target`` named for this transfer, or for this piece of it: nothing is
+        written there any more.
+        """
+        for connection in self._connections:
+            receiving = connection.receiving
+            if receiving is not None and receiving.transfer == transfer and seq in (None, receiving.seq):
+                connection.drop_payload()
 
-    def _read(self) -> None:
-        """Deliver the frames at hand, then read more, for one turn of the loop."""
-        turn = 0
+    # ---- what a connection says
+
+    def on_frame(self, connection: Connection, frame: TransferFrame) -> None:
+        """Hand a control frame to the handler."""
         try:
-            while self._deliver_frames():
-                if turn >= _TURN_BYTES:
-                    if self._channel.buffered:
-                        self._loop.call_soon(self._read)
-                    break
-                count = self._channel.receive(self._parser.get_buffers())
-                if count is None:
-                    break
-                if count == 0:
-                    self._end("closed by the peer")
-                    return
-                turn += count
-                self._parser.buffer_updated(count)
-        except WireError as error:
-            self.close(f"sent what is no frame: {error}")
-        except OSError as error:
-            self._end(f"connection broke: {error}")
-        except Exception as error:
-            logger.exception("event=kv_handler_failed peer=%s", self.identity.node_id)
-            self.close(f"handler failed: {type(error).__name__}")
-        if turn:
-            now = self._loop.time()
-            self._liveness.heard(now)
-            self._figures.received(turn, now)
+            self._handler.on_frame(self, frame)
+        except TransferViolation as violation:
+            if isinstance(frame, Open):
+                raise
+            self._violated(frame.transfer, violation)
 
-    def _deliver_frames(self) -> bool:
-        """Hand over all whole frames; False where reading must stop."""
-        while not self._paused and self._cause is None:
-            frame = self._parser.next_frame()
-            if frame is None:
-                return True
-            self._deliver(frame)
-        return False
-
-    def _deliver(self, frame: Frame) -> None:
-        if isinstance(frame, Ping):
-            self._send(Pong(frame.token))
-        elif isinstance(frame, Pong):
-            self._liveness.pong(frame, self._loop.time())
-        elif isinstance(frame, Abort) and not frame.transfer:
-            self._end(f"closed by the peer: {frame.reason}: {frame.detail}")
-        elif isinstance(frame, Data):
-            try:
-                self._handler.on_data(self, frame)
-            except TransferViolation as violation:
-                self._violated(frame.transfer, violation)
-        else:
-            assert not isinstance(frame, Hello | Proof)
-            try:
-                self._handler.on_frame(self, frame)
-            except TransferViolation as violation:
-                if isinstance(frame, Open):
-                    raise
-                self._violated(frame.transfer, violation)
-
-    def _target(self, data: Data) -> Sequence[memoryview] | None:
+    def payload_target(self, connection: Connection, data: Data) -> Sequence[memoryview] | None:
+        """Ask the handler for memory."""
         try:
             return self._handler.payload_target(self, data)
         except TransferViolation as violation:
             self._violated(data.transfer, violation)
             return None
 
+    def on_data(self, connection: Connection, data: Data) -> None:
+        """Tell the handler that a payload is there."""
+        try:
+            self._handler.on_data(self, data)
+        except TransferViolation as violation:
+            self._violated(data.transfer, violation)
+
+    def received(self, nbytes: int, now: float) -> None:
+        """Count bytes that came over any connection."""
+        self._figures.meter.add(nbytes, now)
+
+    def on_connection_lost(self, connection: Connection, broken: Broken) -> None:
+        """Put back what was not sent, and let the handler send again what may not have arrived."""
+        self._figures.retire(connection.figures)
+        self._connections.remove(connection)
+        self.queue.put_back(broken.unsent)
+        if self._cause is not None:
+            return
+        logger.info(
+            "event=kv_connection_lost peer=%s left=%d cause=%s", self._name, len(self._connections), broken.cause
+        )
+        if not self._connections:
+            grace = self._limits.resume_s - (self._limits.lost_after_s if broken.silent else 0.0)
+            self._grace = self._loop.call_later(max(0.0, grace), self.end, broken.cause)
+        self._loop.call_soon(self._broken, connection, broken.unfinished)
+
+    def _broken(self, connection: Connection, unfinished: Data | None) -> None:
+        if self._cause is None:
+            self._on_short(self)
+            self._handler.on_broken(self, connection, unfinished)
+            self._flush()
+
     def _violated(self, transfer: bytes, violation: TransferViolation) -> None:
         """End the transfer on both sides."""
         abort = Abort(transfer, "violation", str(violation))
-        logger.warning("event=kv_violation peer=%s transfer=%s cause=%s", self._names()[0], transfer.hex(), violation)
+        logger.warning("event=kv_violation peer=%s transfer=%s cause=%s", self._name, transfer.hex(), violation)
         self.send(abort)
         self._handler.on_frame(self, abort)
 
-    # ---- life and end
+    # ---- the end
 
     def close(self, cause: str) -> None:
-        """End the connection, telling the peer why if that can be done at once; harmless when repeated."""
-        if self._cause is None and self._queue.between_frames:
-            farewell = encode_frame(Abort(b"", CLOSING, cause[:MAX_DETAIL_CHARS]), self._version)
-            try:
-                self._channel.send([memoryview(farewell)])
-            except OSError as error:
-                logger.debug("event=kv_farewell_failed peer=%s cause=%s", self.identity.node_id, error)
-        self._end(cause)
-
-    def _tick(self) -> None:
-        now = self._loop.time()
-        ping = self._liveness.tick(now, suspended=self._paused)
-        if self._liveness.lost(now):
-            self._end(f"silent for {self._limits.lost_after_s} s")
-            return
-        self._figures.sample()
-        if ping is not None:
-            self._send(ping)
+        """End it, telling the other side why if that can be done at once; harmless when repeated."""
         if self._cause is None:
-            self._timer = self._loop.call_later(self._liveness.tick_s, self._tick)
+            for connection in self._connections:
+                connection.farewell(cause)
+        self.end(cause)
 
-    def _end(self, cause: str) -> None:
+    def end(self, cause: str) -> None:
+        """It is lost: end what is left of it; harmless when repeated."""
         if self._cause is not None:
             return
         self._cause = cause
-        self._timer.cancel()
-        self._loop.remove_reader(self._fd)
-        self._loop.remove_writer(self._fd)
-        self._channel.close()
-        self._parser.discard_payload()
-        for item in self._queue.clear():
-            assert item.waiter is not None
-            if not item.waiter.done():
-                item.waiter.set_exception(PeerLost(f"{self.identity.node_id}: {cause}"))
-        logger.info("event=kv_peer_lost peer=%s incarnation=%s cause=%s", *self._names(), cause)
+        if self._grace is not None:
+            self._grace.cancel()
+        for connection in self.connections:
+            connection.end(cause)
+        for item in self.queue.clear():
+            if item.waiter is not None and not item.waiter.done():
+                item.waiter.set_exception(self._loss(cause))
+        logger.info("event=kv_peer_lost peer=%s incarnation=%s cause=%s", self._name, self.identity.incarnation, cause)
         self._on_end(self)
         self._loop.call_soon(self._handler.on_lost, self, cause)
 
-    def _names(self) -> tuple[str, str]:
-        return self.identity.node_id, self.identity.incarnation
+    def _loss(self, cause: str) -> PeerLost:
+        return PeerLost(f"{self._name}: {cause}")
+
+    @property
+    def _name(self) -> str:
+        return self.identity.node_id

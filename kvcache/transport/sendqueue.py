@@ -1,7 +1,8 @@
-"""What is waiting to be sent to one peer, and in which order. Sans-I/O.
+"""What is waiting to be sent to one peer, and what one of its connections has taken from it. Sans-I/O.
 
-Control frames go first. Data frames take turns, one for each transfer, so that a large transfer does not hold up a
-small one; the frames of one transfer keep their order. Once part of a frame is sent the rest of it must follow.
+Control frames go first, then Data frames in the order that ``SendOrder`` says; the frames of one transfer leave in the
+order of their coming, though over different connections they may overtake each other. Once part of a frame is sent over
+a connection the rest of it must follow there; if that connection is lost the frame goes back to the queue, whole.
 """
 
 from __future__ import annotations
@@ -10,134 +11,182 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvcache.transport.order import SendOrder
+
+if TYPE_CHECKING:
+    from kvcache.transport.connection import Connection
 
 BATCH_BYTES = 256 << 10
 
 
 @dataclass(slots=True, eq=False)
 class Outgoing:
-    """One frame: its bytes still to be sent, and who waits until its memory is free (None: a control frame)."""
+    """One frame on its way. ``carrier`` is the connection that has taken all of it; its memory is free from then on.
 
-    views: deque[memoryview]
+    ``transfer`` is empty for a control frame. ``waiter`` is whoever waits for ``carrier``. A ``dropped`` frame is not
+    sent again should its connection be lost.
+    """
+
+    parts: tuple[memoryview, ...]
     nbytes: int
     transfer: bytes = b""
+    carrier: Connection | None = None
     waiter: asyncio.Future[None] | None = None
+    dropped: bool = False
+
+    def finish(self, carrier: Connection) -> None:
+        """All of it is in the kernel's hands."""
+        self.carrier, self.parts = carrier, ()
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
 
 
 class SendQueue:
-    """Frames of one peer. ``gather`` shows the next bytes, ``sent`` takes them off."""
+    """Frames that no connection has taken yet."""
 
     def __init__(self) -> None:
         self.control_bytes = 0
-        """Bytes of control frames that are not wholly sent."""
+        """Bytes of the control frames that wait."""
         self._control: deque[Outgoing] = deque()
         self._waiting: dict[bytes, deque[Outgoing]] = {}
-        self._turns: deque[bytes] = deque()
-        self._batch: deque[Outgoing] = deque()
-        self._batch_bytes = 0
-        self._midway = False
+        self._order = SendOrder()
 
-    @property
-    def between_frames(self) -> bool:
-        """Whether the last byte sent ended a frame."""
-        return not self._midway
+    def __bool__(self) -> bool:
+        return bool(self._control or self._waiting)
 
     def push_control(self, frame: bytes) -> None:
         """Queue an encoded control frame."""
         self.control_bytes += len(frame)
-        self._control.append(Outgoing(deque([memoryview(frame)]), len(frame)))
+        self._control.append(Outgoing((memoryview(frame),), len(frame)))
 
-    def push_data(
-        self, transfer: bytes, head: bytes, payload: Sequence[memoryview], waiter: asyncio.Future[None]
-    ) -> Outgoing:
-        """Queue a Data frame; ``payload`` is referred to until the frame is returned by ``sent`` or dropped."""
-        views = deque([memoryview(head), *(view for view in payload if view)])
-        item = Outgoing(views, sum(map(len, views)), transfer, waiter)
-        queue = self._waiting.get(transfer)
-        if queue is None:
-            self._waiting[transfer] = deque([item])
-            self._turns.append(transfer)
-        else:
-            queue.append(item)
+    def push_data(self, transfer: bytes, head: bytes, payload: Sequence[memoryview], left: int) -> Outgoing:
+        """Queue a Data frame; ``payload`` is referred to until the frame has a carrier or is dropped.
+
+        ``left`` is what the transfer has to send with this frame and after it.
+        """
+        parts = (memoryview(head), *(view for view in payload if view))
+        item = Outgoing(parts, sum(map(len, parts)), transfer)
+        self._order.wants(transfer, left)
+        self._waiting.setdefault(transfer, deque()).append(item)
         return item
 
-    def gather(self) -> list[memoryview]:
-        """The next bytes to send, in order; empty when there are none. Repeats itself until ``sent`` is called."""
-        while self._batch_bytes < BATCH_BYTES:
-            item = self._control.popleft() if self._control else self._next_data()
+    def take(self) -> Outgoing | None:
+        """The frame that goes next; it is no longer in the queue."""
+        if self._control:
+            item = self._control.popleft()
+            self.control_bytes -= item.nbytes
+            return item
+        if not self._waiting:
+            return None
+        transfer = self._order.first(self._waiting)
+        queue = self._waiting[transfer]
+        item = queue.popleft()
+        if not queue:
+            del self._waiting[transfer]
+        self._order.sent(transfer, item.nbytes)
+        return item
+
+    def put_back(self, items: Sequence[Outgoing]) -> None:
+        """Frames that a lost connection had taken and not wholly sent: they go before all others of their kind."""
+        for item in reversed(items):
+            if item.transfer:
+                self._waiting.setdefault(item.transfer, deque()).appendleft(item)
+            else:
+                self.control_bytes += item.nbytes
+                self._control.appendleft(item)
+
+    def remove(self, item: Outgoing) -> bool:
+        """Take ``item`` out; False where it does not wait here."""
+        queue = self._waiting.get(item.transfer)
+        if queue is None or item not in queue:
+            return False
+        queue.remove(item)
+        if not queue:
+            del self._waiting[item.transfer]
+        return True
+
+    def forget(self, transfer: bytes) -> None:
+        """``transfer`` sends nothing any more."""
+        self._order.forget(transfer)
+
+    def clear(self) -> list[Outgoing]:
+        """Drop everything; returns the data frames."""
+        items = [item for queue in self._waiting.values() for item in queue]
+        self._control.clear()
+        self._waiting.clear()
+        self.control_bytes = 0
+        return items
+
+
+class SendBatch:
+    """What one connection has taken: ``gather`` shows the next bytes, ``sent`` takes them off."""
+
+    def __init__(self) -> None:
+        self._items: deque[Outgoing] = deque()
+        self._views: deque[memoryview] = deque()
+        self._own: deque[Outgoing] = deque()
+        self._bytes = 0
+        self._left = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._items or self._own)
+
+    @property
+    def between_frames(self) -> bool:
+        """Whether the last byte sent ended a frame."""
+        return not self._items or self._left == self._items[0].nbytes
+
+    def push_own(self, frame: bytes) -> None:
+        """A control frame that concerns this connection alone: it goes first, and is lost with it."""
+        self._own.append(Outgoing((memoryview(frame),), len(frame), dropped=True))
+
+    def gather(self, queue: SendQueue) -> list[memoryview]:
+        """The next bytes to send, in order, filled up from the connection's own frames and ``queue``."""
+        while self._bytes < BATCH_BYTES:
+            item = self._own.popleft() if self._own else queue.take()
             if item is None:
                 break
-            self._batch.append(item)
-            self._batch_bytes += item.nbytes
-        return [view for item in self._batch for view in item.views]
+            if not self._items:
+                self._left = item.nbytes
+            self._items.append(item)
+            self._views.extend(item.parts)
+            self._bytes += item.nbytes
+        return list(self._views)
 
     def sent(self, nbytes: int) -> list[Outgoing]:
-        """The first ``nbytes`` of what ``gather`` showed are sent; returns the data frames that are finished."""
+        """The first ``nbytes`` of what ``gather`` showed are sent; returns the frames that ended with them."""
         finished: list[Outgoing] = []
-        self._batch_bytes -= nbytes
-        while nbytes:
-            item = self._batch[0]
-            if item.waiter is None and item.transfer == b"":
-                self.control_bytes -= min(nbytes, item.nbytes)
-            if nbytes < item.nbytes:
-                _advance(item, nbytes)
-                self._midway = True
-                return finished
-            nbytes -= item.nbytes
-            self._batch.popleft()
-            self._midway = False
-            if item.waiter is not None:
-                item.views.clear()
-                finished.append(item)
+        self._bytes -= nbytes
+        rest = nbytes
+        while rest:
+            view = self._views.popleft()
+            if rest < len(view):
+                self._views.appendleft(view[rest:])
+                break
+            rest -= len(view)
+        while nbytes and nbytes >= self._left:
+            nbytes -= self._left
+            finished.append(self._items.popleft())
+            self._left = self._items[0].nbytes if self._items else 0
+        self._left -= nbytes
         return finished
 
     def drop(self, item: Outgoing) -> None:
-        """Nobody waits for ``item`` any more: let go of its memory.
-
-        A frame that may have been begun goes on with a copy of what is left of it.
-        """
-        item.waiter = None
-        queue = self._waiting.get(item.transfer)
-        if queue is not None and item in queue:
-            queue.remove(item)
-            if not queue:
-                del self._waiting[item.transfer]
-                self._turns.remove(item.transfer)
-            item.views.clear()
-        elif item.views:
-            item.views = deque([memoryview(b"".join(item.views))])
+        """Nobody wants ``item`` any more, but part of it may be sent: go on with a copy of what is left of it."""
+        if item in self._items:
+            self._views = deque([memoryview(b"".join(self._views))])
+            item.parts, item.dropped = (), True
 
     def clear(self) -> list[Outgoing]:
-        """Drop everything; returns the data frames that somebody waits for."""
-        items = [*self._batch, *(item for queue in self._waiting.values() for item in queue)]
-        self._control.clear()
-        self._waiting.clear()
-        self._turns.clear()
-        self._batch.clear()
-        self._batch_bytes = self.control_bytes = 0
-        for item in items:
-            item.views.clear()
-        return [item for item in items if item.waiter is not None]
+        """The connection is lost: the frames that it had taken and not wholly sent, its own and dropped ones left out.
 
-    def _next_data(self) -> Outgoing | None:
-        if not self._turns:
-            return None
-        transfer = self._turns.popleft()
-        queue = self._waiting[transfer]
-        item = queue.popleft()
-        if queue:
-            self._turns.append(transfer)
-        else:
-            del self._waiting[transfer]
-        return item
-
-
-def _advance(item: Outgoing, nbytes: int) -> None:
-    """Take ``nbytes``, less than it holds, off the front of ``item``."""
-    item.nbytes -= nbytes
-    while nbytes:
-        view = item.views.popleft()
-        if nbytes < len(view):
-            item.views.appendleft(view[nbytes:])
-            return
-        nbytes -= len(view)
+        They can be sent again over another one.
+        """
+        items = [item for item in self._items if not item.dropped]
+        self._items.clear()
+        self._views.clear()
+        self._own.clear()
+        self._bytes = self._left = 0
+        return items

@@ -14,12 +14,12 @@ import os
 import ssl
 import time
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection as Pipe
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from kvcache.control import KvAddress
-from kvcache.transport import Expected, KvEndpoint, LocalIdentity, Peer
+from kvcache.transport import Connection, Expected, KvEndpoint, LocalIdentity, Peer
 from kvcache.wire import Data, Grant, Role
 
 TRANSFER = bytes(16)
@@ -54,6 +54,9 @@ class Receiver:
             self._pieces = 0
             peer.send(Grant(TRANSFER))
 
+    def on_broken(self, peer: Peer, connection: Connection, unfinished: Data | None) -> None:
+        """Others are left, or come soon."""
+
     def on_lost(self, peer: Peer, cause: str) -> None:
         self.lost.set()
 
@@ -63,7 +66,7 @@ def identity(name: str) -> LocalIdentity:
     return LocalIdentity(name, "1", key, "bench", lambda: Role.PREFILL)
 
 
-async def receive(options: argparse.Namespace, pipe: Connection) -> None:
+async def receive(options: argparse.Namespace, pipe: Pipe) -> None:
     """The child: listen, and end with the first connection."""
     context = None
     if options.tls:
@@ -102,7 +105,7 @@ async def send(options: argparse.Namespace, port: int) -> None:
     await endpoint.close()
 
 
-def child(options: argparse.Namespace, pipe: Connection) -> None:
+def child(options: argparse.Namespace, pipe: Pipe) -> None:
     asyncio.run(receive(options, pipe))
 
 

@@ -107,7 +107,9 @@ async def test_a_damaged_payload_is_detected_and_never_decoded(tokenizer, codec,
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"seq": 1}, "seq"),
+        ({"seq": 10_000}, "seq"),
+        ({"seq": -1}, "seq"),
+        ({"seq": 1}, "tensor"),
         ({"start": 1}, "start"),
         ({"stop": 1}, "stop"),
         ({"layer": 1}, "layer"),
@@ -137,7 +139,7 @@ async def test_a_payload_larger_than_its_piece_ends_the_transfer(tokenizer):
 
 @pytest.mark.parametrize("skipped", [0, -1])
 async def test_a_missing_piece_is_named_however_the_manifest_looks(tokenizer, skipped):
-    async with posing(tokenizer) as (nodes, job, sender):
+    async with posing(tokenizer, straggler_s=0.2) as (nodes, job, sender):
         await sender.opened()
         pieces = list(sender.plan.pieces)
         missing = pieces.pop(skipped)
@@ -171,11 +173,59 @@ async def test_an_announce_that_differs_from_the_plan_is_refused_before_memory_i
         assert not [f for f in sender.heard if isinstance(f, Grant)]
 
 
-async def test_a_second_announce_ends_the_transfer(tokenizer):
+async def test_an_announce_may_be_repeated_but_not_changed(tokenizer):
     async with posing(tokenizer) as (nodes, job, sender):
         await sender.opened()
+        await sender.send(sender.plan.pieces[0])
         sender.peer.send(sender.outgoing.announce("raw"))
+        for piece in sender.plan.pieces[1:]:
+            await sender.send(piece)
+        await nodes.decode.until(lambda: len([f for f in sender.heard if isinstance(f, Ack)]))
+        sender.peer.send(sender.outgoing.announce("lossless"))
         assert (await failure(nodes, job)).cause == "violation"
+
+
+async def test_pieces_may_come_in_any_order_twice_and_after_the_manifest(tokenizer):
+    async with posing(tokenizer, tokens=1200) as (nodes, job, sender):
+        await sender.opened()
+        frames = []
+        for piece in sender.plan.pieces:
+            payload, digest = sender.encoded(piece)
+            frames.append((sender.outgoing.header(piece, "raw", len(payload), digest), payload))
+        sender.peer.send(sender.outgoing.manifest(0.0))
+        for header, payload in [*frames[:0:-1], *frames[5:9]]:
+            await sender.peer.send_data(header, [payload])
+        await asyncio.sleep(0.05)
+        assert not [f for f in sender.heard if isinstance(f, Ack)]
+        await sender.peer.send_data(frames[0][0], [frames[0][1]])
+        assert isinstance(await nodes.decode.ended(job.generation), Finished)
+        done = await nodes.decode.told(TransferDone, job.transfer)
+        assert done.wire_bytes == done.raw_bytes == sender.plan.nbytes
+
+
+async def test_a_repeat_with_another_digest_ends_the_transfer(tokenizer):
+    async with posing(tokenizer) as (nodes, job, sender):
+        await sender.opened()
+        piece = sender.plan.pieces[0]
+        await sender.send(piece)
+        payload, digest = sender.encoded(piece)
+        header = sender.outgoing.header(piece, "raw", len(payload), digest)
+        await sender.peer.send_data(msgspec.structs.replace(header, digest=flipped(digest)), [payload])
+        failed = await failure(nodes, job)
+        assert (failed.cause, failed.detail.split(":")[0]) == ("violation", "digest")
+
+
+async def test_whoever_asks_after_a_transfer_that_is_over_is_answered(tokenizer):
+    async with posing(tokenizer) as (nodes, job, sender):
+        await sender.opened()
+        await sender.send_all()
+        sender.peer.send(sender.outgoing.manifest(0.0))
+        assert isinstance(await nodes.decode.ended(job.generation), Finished)
+        sender.heard.clear()
+        sender.peer.send(sender.outgoing.manifest(0.0))
+        assert (await sender.hears(Ack)).committed
+        sender.peer.send(Announce(b"never asked for ", 1, 1, "raw"))
+        assert (await sender.hears(Abort)).reason == "unknown_transfer"
 
 
 async def test_data_before_the_grant_goes_nowhere(tokenizer):

@@ -10,12 +10,21 @@ from collections.abc import Awaitable, Callable, Sequence
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from kvcache.control import KvAddress
-from kvcache.transport import Expected, KvEndpoint, LocalIdentity, Peer, TransportLimits
+from kvcache.transport import Connection, Expected, KvEndpoint, LocalIdentity, Peer, TransportLimits
 from kvcache.transport.interface import TransferFrame
 from kvcache.wire import Data, Role
 
 T = b"t" * 16
-QUICK = TransportLimits(ping_every_s=0.1, lost_after_s=0.5, handshake_s=0.5, connect_s=0.5, backoff_most_s=0.2)
+QUICK = TransportLimits(
+    ping_every_s=0.1,
+    lost_after_s=0.5,
+    resume_s=0.6,
+    handshake_s=0.5,
+    connect_s=0.5,
+    backoff_most_s=0.2,
+    connections=1,
+)
+"""Short times, and one connection for each pair."""
 
 
 def key_of(name: str) -> Ed25519PrivateKey:
@@ -58,6 +67,7 @@ class Recorder:
         self.memory: dict[tuple[bytes, int], bytearray] = {}
         self.arrived: list[tuple[bytes, int]] = []
         self.lost: list[tuple[str, str]] = []
+        self.broken: list[tuple[Connection, Data | None]] = []
         self.peers: list[Peer] = []
         self.target: Callable[[Peer, Data], Sequence[memoryview] | None] | None = None
         self.on: Callable[[Peer, TransferFrame | Data], None] = lambda peer, frame: None
@@ -78,6 +88,9 @@ class Recorder:
     def on_data(self, peer: Peer, data: Data) -> None:
         self.arrived.append((data.transfer, data.seq))
         self.on(peer, data)
+
+    def on_broken(self, peer: Peer, connection: Connection, unfinished: Data | None) -> None:
+        self.broken.append((connection, unfinished))
 
     def on_lost(self, peer: Peer, cause: str) -> None:
         self.lost.append((peer.identity.node_id, cause))

@@ -70,6 +70,9 @@ class Deaf:
     def on_data(self, peer, data):
         raise AssertionError(data)
 
+    def on_broken(self, peer, connection, unfinished):
+        pass
+
     def on_lost(self, peer, cause):
         pass
 

@@ -1,0 +1,258 @@
+"""One socket of a peer: frames both ways straight from the loop's readiness callbacks, liveness, an end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvcache.framing import FrameParser
+from kvcache.session import MAX_DETAIL_CHARS, Liveness
+from kvcache.transport.channel import Channel
+from kvcache.transport.interface import TransferFrame, TransportLimits
+from kvcache.transport.link import LinkFigures
+from kvcache.transport.sendqueue import Outgoing, SendBatch, SendQueue
+from kvcache.wire import Abort, Data, Frame, Hello, Ping, Pong, Proof, WireError, encode_frame
+
+logger = logging.getLogger(__name__)
+
+_TURN_BYTES = 4 << 20
+CLOSING = "closing"
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """What a connection left behind.
+
+    ``silent``: nothing had been heard for long. ``unfinished``: the payload that was under way; its memory is no longer
+    written. ``unsent``: the frames that it had taken from the queue and not wholly sent.
+    """
+
+    cause: str
+    silent: bool
+    unfinished: Data | None
+    unsent: list[Outgoing]
+
+
+class ConnectionUser(Protocol):
+    """The peer that a connection belongs to. ``queue`` is what all its connections send from."""
+
+    queue: SendQueue
+
+    def on_frame(self, connection: Connection, frame: TransferFrame) -> None:
+        """A control frame of a transfer has come."""
+
+    def payload_target(self, connection: Connection, data: Data) -> Sequence[memoryview] | None:
+        """Where a payload goes."""
+
+    def on_data(self, connection: Connection, data: Data) -> None:
+        """A payload lies in its target."""
+
+    def received(self, nbytes: int, now: float) -> None:
+        """That many bytes have come."""
+
+    def on_connection_lost(self, connection: Connection, broken: Broken) -> None:
+        """It is over."""
+
+    def close(self, cause: str) -> None:
+        """End all connections, telling the other side why."""
+
+    def end(self, cause: str) -> None:
+        """End all connections; the other side has asked for it."""
+
+
+class Connection:
+    """An established connection. All methods belong to the event loop's thread; there is no task behind it.
+
+    ``user`` must be set before the loop runs again.
+    """
+
+    user: ConnectionUser
+
+    def __init__(
+        self, dialled: bool, version: int, channel: Channel, parser: FrameParser, limits: TransportLimits
+    ) -> None:
+        self.dialled = dialled
+        """Whether this side opened it."""
+        self.version = version
+        self.blocked = False
+        """Whether it waits for room in the kernel's buffer."""
+        self._channel = channel
+        self._fd = channel.sock.fileno()
+        self._parser = parser
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._batch = SendBatch()
+        self._paused = False
+        self._alive = True
+        self.figures = LinkFigures(channel.sock)
+        self._liveness = Liveness(self._loop.time(), limits.ping_every_s, limits.lost_after_s)
+        parser.target = self._target
+        self._loop.add_reader(self._fd, self._read)
+        self._loop.call_soon(self._read)
+        self._timer = self._loop.call_later(self._liveness.tick_s, self._tick)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still stands."""
+        return self._alive
+
+    @property
+    def receiving(self) -> Data | None:
+        """The Data frame whose payload is under way into memory that the user named."""
+        return self._parser.receiving
+
+    # ---- sending
+
+    def write(self, budget: int) -> None:
+        """Send at most about ``budget`` bytes; where the kernel's buffer is full, its readiness goes on with it."""
+        try:
+            while budget > 0 and self._alive:
+                views = self._batch.gather(self.user.queue)
+                if not views:
+                    self._set_blocked(False)
+                    return
+                count = self._channel.send(views)
+                if count is None:
+                    self._set_blocked(True)
+                    return
+                self.figures.sent_bytes += count
+                budget -= count
+                for item in self._batch.sent(count):
+                    item.finish(self)
+            if self._alive and self._batch:
+                self._set_blocked(True)
+        except OSError as error:
+            self.end(f"connection broke: {error}")
+
+    def _writable(self) -> None:
+        self.write(_TURN_BYTES)
+
+    def drop(self, item: Outgoing) -> None:
+        """Nobody wants this frame any more: let go of its memory. Once begun it is completed from a copy."""
+        self._batch.drop(item)
+
+    def _send_own(self, frame: Ping | Pong) -> None:
+        self._batch.push_own(encode_frame(frame, self.version))
+        if not self.blocked:
+            self.write(_TURN_BYTES)
+
+    def _set_blocked(self, blocked: bool) -> None:
+        if blocked and not self.blocked:
+            self._loop.add_writer(self._fd, self._writable)
+        elif self.blocked and not blocked:
+            self._loop.remove_writer(self._fd)
+        self.blocked = blocked
+
+    # ---- receiving
+
+    def pause(self) -> None:
+        """Stop reading, after the frame at hand; harmless when repeated."""
+        if not self._paused and self._alive:
+            self._paused = True
+            self._loop.remove_reader(self._fd)
+
+    def resume(self) -> None:
+        """Read again; harmless when not paused."""
+        if self._paused and self._alive:
+            self._paused = False
+            self._loop.add_reader(self._fd, self._read)
+            self._loop.call_soon(self._read)
+
+    def drop_payload(self) -> None:
+        """Take back the memory of the payload under way: nothing is written there any more."""
+        self._parser.discard_payload()
+
+    def _read(self) -> None:
+        """Deliver the frames at hand, then read more, for one turn of the loop."""
+        turn = 0
+        try:
+            while self._deliver_frames():
+                if turn >= _TURN_BYTES:
+                    if self._channel.buffered:
+                        self._loop.call_soon(self._read)
+                    break
+                count = self._channel.receive(self._parser.get_buffers())
+                if count is None:
+                    break
+                if count == 0:
+                    self.end("closed by the peer")
+                    return
+                turn += count
+                self._parser.buffer_updated(count)
+        except WireError as error:
+            self.user.close(f"sent what is no frame: {error}")
+        except OSError as error:
+            self.end(f"connection broke: {error}")
+        except Exception as error:
+            logger.exception("event=kv_handler_failed")
+            self.user.close(f"handler failed: {type(error).__name__}")
+        if turn:
+            now = self._loop.time()
+            self._liveness.heard(now)
+            self.figures.received_bytes += turn
+            self.user.received(turn, now)
+
+    def _deliver_frames(self) -> bool:
+        """Hand over all whole frames; False where reading must stop."""
+        while not self._paused and self._alive:
+            frame = self._parser.next_frame()
+            if frame is None:
+                return True
+            self._deliver(frame)
+        return False
+
+    def _deliver(self, frame: Frame) -> None:
+        if isinstance(frame, Data):
+            self.user.on_data(self, frame)
+        elif isinstance(frame, Ping):
+            self._send_own(Pong(frame.token))
+        elif isinstance(frame, Pong):
+            self._liveness.pong(frame, self._loop.time())
+            self.figures.ping_rtt_s = self._liveness.rtt_s
+        elif isinstance(frame, Abort) and not frame.transfer:
+            self.user.end(f"closed by the peer: {frame.reason}: {frame.detail}")
+        else:
+            assert not isinstance(frame, Hello | Proof)
+            self.user.on_frame(self, frame)
+
+    def _target(self, data: Data) -> Sequence[memoryview] | None:
+        return self.user.payload_target(self, data)
+
+    # ---- life and end
+
+    def farewell(self, cause: str) -> None:
+        """Tell the other side that all is over, if that can be done at once."""
+        if self._alive and self._batch.between_frames:
+            frame = encode_frame(Abort(b"", CLOSING, cause[:MAX_DETAIL_CHARS]), self.version)
+            try:
+                self._channel.send([memoryview(frame)])
+            except OSError as error:
+                logger.debug("event=kv_farewell_failed cause=%s", error)
+
+    def _tick(self) -> None:
+        now = self._loop.time()
+        ping = self._liveness.tick(now, suspended=self._paused)
+        if self._liveness.lost(now):
+            self.end(f"silent for {self._limits.lost_after_s} s", silent=True)
+            return
+        self.figures.sample()
+        if ping is not None:
+            self._send_own(ping)
+        if self._alive:
+            self._timer = self._loop.call_later(self._liveness.tick_s, self._tick)
+
+    def end(self, cause: str, silent: bool = False) -> None:
+        """Close it and tell its user; harmless when repeated."""
+        if not self._alive:
+            return
+        self._alive = False
+        self._timer.cancel()
+        self._loop.remove_reader(self._fd)
+        self._loop.remove_writer(self._fd)
+        self._channel.close()
+        unfinished = self._parser.receiving
+        self._parser.discard_payload()
+        self.user.on_connection_lost(self, Broken(cause, silent, unfinished, self._batch.clear()))
