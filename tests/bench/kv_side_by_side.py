@@ -1,0 +1,127 @@
+"""KV beside iperf3 and two transfer engines: one machine, one run, by turns, medians.
+
+    python -m tests.bench.kv_side_by_side [--model DIR] [--mooncake PYTHON] [--nixl PYTHON] [--bytes N] [--rounds 3]
+
+PYTHON is the interpreter of an environment with mooncake-transfer-engine-non-cuda, or nixl-cu12 and torch. The places
+are the loopback and a link of 1 Gbps and 30 ms, without loss and with 0.1 %. Gbit/s are of raw KV from asking to the
+commit; for iperf3, of its steady state.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from tests.bench.kv_processes import Here, KvServing, Place, kv_serving
+from tests.wan.direction import LinkSettings
+from tests.wan.link import wide_area
+
+READS = 3
+LIBRARY = Path(__file__).with_name("peer_reads.py")
+LINK = LinkSettings(rate_bps=1e9, delay_s=0.015)
+PLACES = {"loopback": None, "no-loss": LINK, "loss": replace(LINK, loss=0.001)}
+
+Measure = Callable[[], float]
+
+
+@contextlib.contextmanager
+def iperf3(near: Place, far: Place) -> Iterator[Measure]:
+    """Four connections from ``near`` to ``far`` for four seconds, the first of five left out."""
+    server = near.start(("iperf3", "-s", "-B", near.address), stdout=subprocess.DEVNULL)
+    words = ("iperf3", "-c", near.address, "-R", "-J", "-O", "1", "-t", "4", "-P", "4")
+
+    def measure() -> float:
+        out, _ = far.start(words, stdout=subprocess.PIPE, text=True).communicate(timeout=60)
+        return float(json.loads(out)["end"]["sum_received"]["bits_per_second"]) / 1e9
+
+    try:
+        yield measure
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
+def fetching(serving: KvServing, far: Place, codec: str) -> Measure:
+    """The median of a few fetches over warm connections."""
+
+    def measure() -> float:
+        found = serving.fetch(far, codec, "--repeats", str(READS))
+        if not found["verified"]:
+            raise RuntimeError("what arrived is not what was offered")
+        return float(found["goodput_gbps"])
+
+    return measure
+
+
+def library(near: Place, far: Place, nbytes: int, name: str, python: str) -> Measure:
+    """The median of a few reads by another library, after one to warm up."""
+    quiet = {"env": os.environ | {"UCX_TLS": "tcp"}, "stderr": subprocess.DEVNULL, "text": True}
+
+    def measure() -> float:
+        with tempfile.TemporaryDirectory() as room:
+            command, end = (python, str(LIBRARY), name), (room, str(nbytes), str(READS))
+            offering = near.start((*command, "offer", near.address, *end), stdout=subprocess.DEVNULL, **quiet)
+            try:
+                reading = far.start((*command, "read", far.address, *end), stdout=subprocess.PIPE, **quiet)
+                out, _ = reading.communicate(timeout=300)
+            finally:
+                offering.kill()
+                offering.wait(10)
+        seconds = json.loads(next(line for line in out.splitlines() if line.startswith("[")))
+        return nbytes * 8 / statistics.median(seconds) / 1e9
+
+    return measure
+
+
+def compare(near: Place, far: Place, options: argparse.Namespace) -> dict[str, float]:
+    """Gbit/s of all candidates at one place: medians over the rounds, in each of which every one is measured once."""
+    with contextlib.ExitStack() as stack:
+        plain = stack.enter_context(kv_serving(near, options.bytes, options.model))
+        tls = stack.enter_context(kv_serving(near, options.bytes, options.model, tls=True))
+        candidates = {
+            "iperf3 -P 4": stack.enter_context(iperf3(near, far)),
+            "prfaas raw": fetching(plain, far, "raw"),
+            "prfaas raw, TLS": fetching(tls, far, "raw"),
+            "prfaas lossless": fetching(plain, far, "lossless"),
+        }
+        for name, python in (("mooncake", options.mooncake), ("nixl", options.nixl)):
+            if python is not None:
+                candidates[name] = library(near, far, options.bytes, name, python)
+        found: dict[str, list[float]] = {name: [] for name in candidates}
+        for _ in range(options.rounds):
+            for name, measure in candidates.items():
+                found[name].append(measure())
+    return {name: statistics.median(each) for name, each in found.items()}
+
+
+def main() -> None:
+    """Print a line per place and candidate, each beside the first."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="capture the KV from this model; default: made-up KV")
+    parser.add_argument("--mooncake", metavar="PYTHON")
+    parser.add_argument("--nixl", metavar="PYTHON")
+    parser.add_argument("--bytes", type=int, default=256 << 20)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--places", nargs="*", choices=PLACES, default=list(PLACES))
+    options = parser.parse_args()
+    for place in options.places:
+        with contextlib.ExitStack() as stack:
+            link = PLACES[place]
+            wan = stack.enter_context(wide_area(link)) if link is not None else None
+            near, far = (wan.near, wan.far) if wan is not None else (Here(), Here())
+            found = compare(near, far, options)
+        first = next(iter(found.values()))
+        for name, gbps in found.items():
+            print(f"{place:12} {name:16} {gbps:8.3f} Gbit/s  {gbps / first:6.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
