@@ -21,7 +21,7 @@ class ClientLimits:
     """Times in seconds. ``scratch_bytes`` bounds what one peer may have sent that is not yet decoded.
 
     A batch is what one thread decodes and checks at once. Every ``ack_every`` verified pieces are acknowledged. After
-    the Manifest the next missing piece is awaited for ``straggler_s``: longer than it takes to notice a lost connection.
+    the Manifest the next missing piece is awaited for ``straggler_s``: longer than noticing a lost connection takes.
     """
 
     max_jobs: int = 64
