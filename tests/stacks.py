@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import random
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -57,6 +58,11 @@ class RunningStack:
         answer = self.http.get("/v1/nodes")
         assert answer.status_code == 200, answer.text
         return {node["node_id"]: node for node in answer.json()["nodes"]}
+
+    def failed_first_attempts(self) -> float:
+        """How many requests have lost their first attempt so far, whatever was done about it."""
+        text = self.http.get("/metrics").text
+        return sum(float(count) for count in re.findall(r"^prfaas_fallbacks_total\{.*\} (\S+)$", text, re.MULTILINE))
 
     def await_idle(self, within_s: float = 10.0) -> None:
         """Wait until every node has joined and none holds a page, a job or a transfer."""

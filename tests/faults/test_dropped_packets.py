@@ -6,13 +6,12 @@ import ctypes
 import os
 import shutil
 import subprocess
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.faults.test_remote_prefill_lost import LOCAL_S, NOTICED_S, PROMPT, TOKENS
+from tests.faults.test_remote_prefill_lost import NOTICED_S, PROMPT, TOKENS
 from tests.models import tiny_model
 from tests.plain import PlainModel
 from tests.stacks import eventually, node, running_stack, some_ids
@@ -72,10 +71,9 @@ def scenario(model: Path, logs: Path) -> None:
         assert eventually(lambda: received() - before > 500_000 or pending.done(), 30, 0.01)
         assert not pending.done()
         drop_kv()
-        struck = time.monotonic()
+        assert eventually(stack.failed_first_attempts, NOTICED_S)
         answer = pending.result()
         assert answer.status_code == 200, answer.text
-        assert time.monotonic() - struck < NOTICED_S + LOCAL_S
         assert answer.headers["x-prfaas-route"] == "local"
         assert stack.record(answer)["attempts"][0]["cause"] == "peer_lost"
         assert answer.json()["choices"][0]["token_ids"] == PlainModel(model).speak(prompt, TOKENS).token_ids

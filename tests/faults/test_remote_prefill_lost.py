@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,7 +22,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 PROMPT = 8000
 TOKENS = 4
 NOTICED_S = 5.0
-LOCAL_S = 5.0
 KV_BYTES_PER_S = 400_000
 MID_TRANSFER_BYTES = 30_000
 REMOTE = "east-prefill"
@@ -121,18 +119,15 @@ def test_a_fault_in_mid_transfer_is_noticed_and_nothing_is_kept(scene: Scene, mo
         pending = sender.submit(scene.stack.complete, prompt, TOKENS, hint="remote")
         await_mid_transfer(scene, pending)
         fault.strike(scene)
-        struck = time.monotonic()
+        assert eventually(scene.stack.failed_first_attempts, NOTICED_S)
         answer = pending.result()
-    took = time.monotonic() - struck
     try:
         if scene.stack.stack.spec.fallback == "local":
             check_fallback(scene.stack, answer, fault)
             assert answer.json()["choices"][0]["token_ids"] == PlainModel(model).speak(prompt, TOKENS).token_ids
-            assert took < NOTICED_S + LOCAL_S
         else:
             assert answer.status_code == 503, answer.text
             assert answer.json()["error"]["code"] in fault.causes
-            assert took < NOTICED_S
     finally:
         fault.mend(scene)
     scene.stack.await_idle(60)
