@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -46,6 +47,7 @@ class KvServing:
     port: str
     credentials: Path
     flags: tuple[str, ...]
+    pid: int
 
     def start_fetch(self, place: Place, codec: str, *more: str, **options: Any) -> subprocess.Popen[Any]:
         """Start a fetching process at ``place``."""
@@ -56,6 +58,12 @@ class KvServing:
     def fetch(self, place: Place, codec: str, *more: str) -> dict[str, Any]:
         """What a fetch at ``place`` prints."""
         return figures(self.start_fetch(place, codec, *more, stderr=subprocess.DEVNULL))
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def figures(fetching: subprocess.Popen[Any]) -> dict[str, Any]:
@@ -83,7 +91,7 @@ def kv_serving(place: Place, nbytes: int, model: Path | None = None, tls: bool =
                 if not line:
                     raise RuntimeError("the server did not start")
                 line = server.stderr.readline()
-            yield KvServing(place, line.rsplit(":", 1)[1].strip(), path, flags)
+            yield KvServing(place, line.rsplit(":", 1)[1].strip(), path, flags, server.pid)
         finally:
             server.terminate()
             server.wait(30)

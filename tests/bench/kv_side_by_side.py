@@ -19,28 +19,39 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
-from tests.bench.kv_processes import Here, KvServing, Place, kv_serving
+from tests.bench.kv_processes import Here, KvServing, Place, cpu_s, kv_serving
+from tests.bench.peer_reads import await_file
 from tests.wan.direction import LinkSettings
 from tests.wan.link import wide_area
 
 READS = 3
+GIB = 1 << 30
 LIBRARY = Path(__file__).with_name("peer_reads.py")
 LINK = LinkSettings(rate_bps=1e9, delay_s=0.015)
 PLACES = {"loopback": None, "no-loss": LINK, "loss": replace(LINK, loss=0.001)}
 
-Measure = Callable[[], float]
+
+class Measured(NamedTuple):
+    """Gbit/s, and processor seconds of both ends together for a GiB of raw KV (None where nobody counted)."""
+
+    gbps: float
+    cpu_s_per_gib: float | None
+
+
+Measure = Callable[[], Measured]
 
 
 @contextlib.contextmanager
 def iperf3(near: Place, far: Place) -> Iterator[Measure]:
     """Four connections from ``near`` to ``far`` for four seconds, the first of five left out."""
-    server = near.start(("iperf3", "-s", "-B", near.address), stdout=subprocess.DEVNULL)
+    server = near.start(("iperf3", "-s", "-B", near.address), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     words = ("iperf3", "-c", near.address, "-R", "-J", "-O", "1", "-t", "4", "-P", "4")
 
-    def measure() -> float:
+    def measure() -> Measured:
         out, _ = far.start(words, stdout=subprocess.PIPE, text=True).communicate(timeout=60)
-        return float(json.loads(out)["end"]["sum_received"]["bits_per_second"]) / 1e9
+        return Measured(float(json.loads(out)["end"]["sum_received"]["bits_per_second"]) / 1e9, None)
 
     try:
         yield measure
@@ -52,37 +63,43 @@ def iperf3(near: Place, far: Place) -> Iterator[Measure]:
 def fetching(serving: KvServing, far: Place, codec: str) -> Measure:
     """The median of a few fetches over warm connections."""
 
-    def measure() -> float:
+    def measure() -> Measured:
+        before = cpu_s(serving.pid)
         found = serving.fetch(far, codec, "--repeats", str(READS))
+        served_s = (cpu_s(serving.pid) - before) / (READS + 1)
         if not found["verified"]:
             raise RuntimeError("what arrived is not what was offered")
-        return float(found["goodput_gbps"])
+        return Measured(found["goodput_gbps"], (served_s + found["cpu_s"]) * GIB / found["bytes_raw"])
 
     return measure
 
 
 def library(near: Place, far: Place, nbytes: int, name: str, python: str) -> Measure:
     """The median of a few reads by another library, after one to warm up."""
-    quiet = {"env": os.environ | {"UCX_TLS": "tcp"}, "stderr": subprocess.DEVNULL, "text": True}
+    quiet = {"env": os.environ | {"UCX_TLS": "tcp"}, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 
-    def measure() -> float:
-        with tempfile.TemporaryDirectory() as room:
-            command, end = (python, str(LIBRARY), name), (room, str(nbytes), str(READS))
-            offering = near.start((*command, "offer", near.address, *end), stdout=subprocess.DEVNULL, **quiet)
+    def measure() -> Measured:
+        with tempfile.TemporaryDirectory() as directory:
+            room = Path(directory)
+            command, end = (python, str(LIBRARY), name), (directory, str(nbytes), str(READS))
+            offering = near.start((*command, "offer", near.address, *end), **quiet)
             try:
-                reading = far.start((*command, "read", far.address, *end), stdout=subprocess.PIPE, **quiet)
-                out, _ = reading.communicate(timeout=300)
+                await_file(room / "offer")
+                before = cpu_s(offering.pid)
+                far.start((*command, "read", far.address, *end), **quiet).wait(300)
+                offered_s = (cpu_s(offering.pid) - before) / (READS + 1)
+                found = json.loads((room / "done").read_bytes())
             finally:
                 offering.kill()
                 offering.wait(10)
-        seconds = json.loads(next(line for line in out.splitlines() if line.startswith("[")))
-        return nbytes * 8 / statistics.median(seconds) / 1e9
+        seconds, read_s = (statistics.median(each) for each in zip(*found, strict=True))
+        return Measured(nbytes * 8 / seconds / 1e9, (offered_s + read_s) * GIB / nbytes)
 
     return measure
 
 
-def compare(near: Place, far: Place, options: argparse.Namespace) -> dict[str, float]:
-    """Gbit/s of all candidates at one place: medians over the rounds, in each of which every one is measured once."""
+def compare(near: Place, far: Place, options: argparse.Namespace) -> dict[str, Measured]:
+    """All candidates at one place: medians over the rounds, in each of which every one is measured once."""
     with contextlib.ExitStack() as stack:
         plain = stack.enter_context(kv_serving(near, options.bytes, options.model))
         tls = stack.enter_context(kv_serving(near, options.bytes, options.model, tls=True))
@@ -95,15 +112,20 @@ def compare(near: Place, far: Place, options: argparse.Namespace) -> dict[str, f
         for name, python in (("mooncake", options.mooncake), ("nixl", options.nixl)):
             if python is not None:
                 candidates[name] = library(near, far, options.bytes, name, python)
-        found: dict[str, list[float]] = {name: [] for name in candidates}
+        found: dict[str, list[Measured]] = {name: [] for name in candidates}
         for _ in range(options.rounds):
             for name, measure in candidates.items():
                 found[name].append(measure())
-    return {name: statistics.median(each) for name, each in found.items()}
+    return {name: _median(each) for name, each in found.items()}
+
+
+def _median(found: list[Measured]) -> Measured:
+    costs = [one.cpu_s_per_gib for one in found if one.cpu_s_per_gib is not None]
+    return Measured(statistics.median(one.gbps for one in found), statistics.median(costs) if costs else None)
 
 
 def main() -> None:
-    """Print a line per place and candidate, each beside the first."""
+    """Print a line per place and candidate."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="capture the KV from this model; default: made-up KV")
     parser.add_argument("--mooncake", metavar="PYTHON")
@@ -118,9 +140,9 @@ def main() -> None:
             wan = stack.enter_context(wide_area(link)) if link is not None else None
             near, far = (wan.near, wan.far) if wan is not None else (Here(), Here())
             found = compare(near, far, options)
-        first = next(iter(found.values()))
-        for name, gbps in found.items():
-            print(f"{place:12} {name:16} {gbps:8.3f} Gbit/s  {gbps / first:6.2f}", flush=True)
+        for name, (gbps, cost) in found.items():
+            cpu = f"{cost:6.2f} CPU s/GiB" if cost is not None else ""
+            print(f"{place:9} {name:16} {gbps:8.3f} Gbit/s {cpu}", flush=True)
 
 
 if __name__ == "__main__":
