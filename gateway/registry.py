@@ -6,7 +6,7 @@ import logging
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from gateway.errors import ApiError
@@ -15,12 +15,15 @@ from gateway.state import State
 from kvcache.control import Join, Refused
 from kvcache.fingerprint import Fingerprint
 from kvcache.wire import Role
+from scheduler.leases import lease
 from scheduler.speeds import LinkSpeed
 
 log = logging.getLogger(__name__)
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
 MAX_NODES = 4096
+MAX_EGRESS_GBPS = 1_000_000
+_BYTES_PER_GBIT = 1e9 / 8
 
 
 class Dial(StrEnum):
@@ -40,13 +43,14 @@ class ClusterState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """One registered cluster."""
+    """One registered cluster. ``egress_gbps`` is what all its nodes together may send KV at; 0 is no limit."""
 
     name: str
     local: bool
     dial: Dial
     state: ClusterState
     created: float
+    egress_gbps: float = 0.0
 
 
 class Registry:
@@ -76,10 +80,14 @@ class Registry:
             raise ApiError(404, f"no cluster is named {name!r}", param="cluster", code="cluster_not_found")
         return found
 
-    def register(self, name: str, dial: Dial) -> Cluster:
+    def register(self, name: str, dial: Dial, egress_gbps: float = 0.0) -> Cluster:
         """Add a remote cluster, or bring a removed one back. Raises ApiError."""
         if not NAME.match(name):
             raise ApiError(400, "name: letters, digits, dot, dash and underscore, at most 63", param="name")
+        if not 0 <= egress_gbps <= MAX_EGRESS_GBPS:
+            raise ApiError(
+                400, f"egress_gbps: {egress_gbps} is outside [0, {MAX_EGRESS_GBPS}]; 0 is no limit", param="egress_gbps"
+            )
         known = self._clusters.get(name)
         if known is not None and known.state is not ClusterState.REMOVED:
             raise ApiError(409, f"cluster {name!r} is registered already", param="name", code="cluster_exists")
@@ -90,18 +98,18 @@ class Registry:
                 "one side must accept",
                 param="dial",
             )
-        return self._set(Cluster(name, False, dial, ClusterState.ACTIVE, time.time()))
+        return self._set(Cluster(name, False, dial, ClusterState.ACTIVE, time.time(), egress_gbps))
 
     def set_draining(self, name: str, draining: bool) -> Cluster:
         """Stop or resume sending new work to a remote cluster. Raises ApiError."""
         cluster = self._remote(name)
         state = ClusterState.DRAINING if draining else ClusterState.ACTIVE
-        return self._set(Cluster(name, False, cluster.dial, state, cluster.created))
+        return self._set(replace(cluster, state=state))
 
     def remove(self, name: str) -> Cluster:
         """Remove a remote cluster: its nodes are dismissed and may not come back. Raises ApiError."""
         cluster = self._remote(name)
-        removed = self._set(Cluster(name, False, cluster.dial, ClusterState.REMOVED, cluster.created))
+        removed = self._set(replace(cluster, state=ClusterState.REMOVED))
         for session in self.nodes(name):
             session.lose("cluster_removed")
         return removed
@@ -109,6 +117,14 @@ class Registry:
     def link(self, cluster: str) -> LinkSpeed:
         """What was learnt of the way from a cluster to here."""
         return self._links.setdefault(cluster, LinkSpeed())
+
+    def lease(self, session: NodeSession) -> float | None:
+        """Bytes per second that this node may send KV at, 0 without a limit; None where its cluster never had one."""
+        cluster = self._clusters[session.join.cluster]
+        if not cluster.egress_gbps:
+            return None
+        others = sum(other.sending for other in self.nodes(cluster.name) if other is not session)
+        return lease(cluster.egress_gbps * _BYTES_PER_GBIT, others)
 
     # ---- nodes
 
@@ -244,13 +260,13 @@ class Registry:
     def _set(self, cluster: Cluster) -> Cluster:
         self._clusters[cluster.name] = cluster
         self._state.execute(
-            "INSERT OR REPLACE INTO clusters VALUES (?, ?, ?, ?)",
-            (cluster.name, cluster.dial.value, cluster.state.value, cluster.created),
+            "INSERT OR REPLACE INTO clusters (name, dial, state, created, egress_gbps) VALUES (?, ?, ?, ?, ?)",
+            (cluster.name, cluster.dial.value, cluster.state.value, cluster.created, cluster.egress_gbps),
         )
         return cluster
 
     def _load(self) -> dict[str, Cluster]:
-        rows = self._state.execute("SELECT name, dial, state, created FROM clusters")
-        found = {n: Cluster(n, False, Dial(d), ClusterState(s), created) for n, d, s, created in rows}
+        rows = self._state.execute("SELECT name, dial, state, created, egress_gbps FROM clusters")
+        found = {n: Cluster(n, False, Dial(d), ClusterState(s), *rest) for n, d, s, *rest in rows}
         local = Cluster(self.local_cluster, True, Dial.IN, ClusterState.ACTIVE, time.time())
         return found | {self.local_cluster: local}

@@ -34,6 +34,7 @@ class RegisterBody(msgspec.Struct, frozen=True):
 
     name: str
     dial: Dial = Dial.IN
+    egress_gbps: float = 0.0
 
 
 class KeyBody(msgspec.Struct, frozen=True):
@@ -161,7 +162,7 @@ def build_routes(services: Services, keys: KeyBook, tokenizing: Tokenizing, read
     @api.post("/v1/clusters", dependencies=[_needs(Role.OPERATOR)])
     async def register(request: Request) -> Response:
         body: RegisterBody = await body_of(request, RegisterBody)
-        return _json(seen(registry.register(body.name, body.dial)), 201)
+        return _json(seen(registry.register(body.name, body.dial, body.egress_gbps)), 201)
 
     @api.get("/v1/clusters/{name}", dependencies=[_needs(Role.OPERATOR, Role.PLANNER)])
     async def cluster(name: str) -> Response:

@@ -61,6 +61,11 @@ class NodeSession:
         return self.lost is None and self.heartbeat is not None and self.heartbeat.accepting
 
     @property
+    def sending(self) -> bool:
+        """Whether transfers are open there, as it said last."""
+        return self.heartbeat is not None and self.heartbeat.open_transfers > 0
+
+    @property
     def free_slots(self) -> int:
         """Jobs it may still take: the larger of what it counts and what was sent to it is taken as used."""
         counted = 0 if self.heartbeat is None else self.heartbeat.queued_jobs + self.heartbeat.running

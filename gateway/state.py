@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gateway.config import ConfigError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS secrets (name TEXT PRIMARY KEY, value BLOB NOT NULL);
@@ -25,7 +25,8 @@ CREATE TABLE IF NOT EXISTS keys (
     id TEXT PRIMARY KEY, name TEXT NOT NULL, role TEXT NOT NULL, digest BLOB NOT NULL UNIQUE,
     route_hint INTEGER NOT NULL, clusters TEXT, created REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS clusters (
-    name TEXT PRIMARY KEY, dial TEXT NOT NULL, state TEXT NOT NULL, created REAL NOT NULL);
+    name TEXT PRIMARY KEY, dial TEXT NOT NULL, state TEXT NOT NULL, created REAL NOT NULL,
+    egress_gbps REAL NOT NULL DEFAULT 0);
 CREATE TABLE IF NOT EXISTS decisions (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL, request_id TEXT NOT NULL, record BLOB NOT NULL);
 CREATE INDEX IF NOT EXISTS decisions_by_id ON decisions (id);
@@ -52,6 +53,8 @@ class State:
                 self._db.execute("PRAGMA journal_mode=WAL")
                 self._db.execute("PRAGMA synchronous=NORMAL")
             self._db.executescript(_SCHEMA)
+            if version == 1:
+                self._db.execute("ALTER TABLE clusters ADD COLUMN egress_gbps REAL NOT NULL DEFAULT 0")
             self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
         except (OSError, sqlite3.DatabaseError) as error:
             raise ConfigError(f"--state {file}: {error}") from error

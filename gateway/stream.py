@@ -28,6 +28,7 @@ from kvcache.control import (
     Join,
     PrefillDone,
     PrefillStarted,
+    RateLease,
     Refused,
     TransferDone,
     Welcome,
@@ -163,6 +164,9 @@ class ControlStreams:
     def _heard(self, session: NodeSession, heartbeat: Heartbeat) -> None:
         session.heartbeat = heartbeat
         session.speed.claim(heartbeat.prefill_tokens_per_s)
+        lease = self._registry.lease(session)
+        if lease is not None:
+            session.send(RateLease(lease))
         for link in heartbeat.links:
             peer = self._registry.node(link.peer_node)
             if peer is not None and session.join.cluster == self._registry.local_cluster:

@@ -103,7 +103,8 @@ class LinkReport(msgspec.Struct, frozen=True):
     """One KV peer as the kernel and the stream see it, over all connections to it. 0 means not measured.
 
     ``delivery_bytes_per_s`` is the sum of the connections' last rates that were the path's limit; ``app_limited`` says
-    that lately there was too little to send to measure it anew.
+    that lately there was too little to send to measure it anew. ``paced_bytes_per_s`` is what the kernel is told not to
+    exceed, 0 without a limit.
     """
 
     peer_node: str
@@ -116,6 +117,7 @@ class LinkReport(msgspec.Struct, frozen=True):
     connections_lost: int = 0
     delivery_bytes_per_s: float = 0.0
     app_limited: bool = True
+    paced_bytes_per_s: float = 0.0
 
 
 class PrefillStarted(msgspec.Struct, frozen=True, tag=True):
@@ -249,12 +251,18 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
     job: str
 
 
+class RateLease(msgspec.Struct, frozen=True, tag=True):
+    """How fast this node may send KV to all its peers together; 0 is no limit. It stands until the next one comes."""
+
+    egress_bytes_per_s: float
+
+
 class Drain(msgspec.Struct, frozen=True, tag=True):
     """Take no new jobs; finish those at hand."""
 
 
 FromNode = Join | Heartbeat | PrefillStarted | PrefillDone | TransferDone | Delta | Finished | Failed | Cancelled
-ToNode = Welcome | Refused | Beat | PrefillJob | GenerateJob | Cancel | Drain
+ToNode = Welcome | Refused | Beat | PrefillJob | GenerateJob | Cancel | Drain | RateLease
 
 _encoder = msgspec.msgpack.Encoder()
 _from_node: msgspec.msgpack.Decoder[FromNode] = msgspec.msgpack.Decoder(FromNode)

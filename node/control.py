@@ -28,6 +28,7 @@ from kvcache.control import (
     Heartbeat,
     Join,
     PrefillJob,
+    RateLease,
     Refused,
     Welcome,
 )
@@ -56,7 +57,7 @@ class ControlHandler(Protocol):
     def on_welcome(self, welcome: Welcome) -> None:
         """A session has begun."""
 
-    def on_order(self, order: PrefillJob | GenerateJob | Cancel | Drain) -> None:
+    def on_order(self, order: PrefillJob | GenerateJob | Cancel | Drain | RateLease) -> None:
         """The gateway wants something."""
 
     def on_disconnected(self, cause: str) -> None:
@@ -200,7 +201,7 @@ class ControlStream:
 
     async def _read(
         self, stream: aiohttp.ClientWebSocketResponse
-    ) -> Welcome | Beat | PrefillJob | GenerateJob | Cancel | Drain:
+    ) -> Welcome | Beat | PrefillJob | GenerateJob | Cancel | Drain | RateLease:
         """The next message. Raises NodeRefused, and StreamLost for a silent, closed or broken stream."""
         try:
             message = await stream.receive(timeout=self._limits.silent_s)

@@ -31,6 +31,7 @@ from kvcache.control import (
     KvAddress,
     ModelInfo,
     PrefillJob,
+    RateLease,
     Welcome,
 )
 from kvcache.hostpool import HostPool
@@ -183,7 +184,7 @@ class Node:
         self._welcomed.set()
         log.info("joined gateway cluster=%s incarnation=%s", self._config.cluster, self._identity.incarnation)
 
-    def on_order(self, order: PrefillJob | GenerateJob | Cancel | Drain) -> None:
+    def on_order(self, order: PrefillJob | GenerateJob | Cancel | Drain | RateLease) -> None:
         """Do what the gateway says."""
         match order:
             case Cancel(job=job):
@@ -192,6 +193,8 @@ class Node:
             case Drain():
                 self._draining = True
                 self._beat()
+            case RateLease(egress_bytes_per_s=rate):
+                self._endpoint.pace(rate)
             case PrefillJob() if not self._draining:
                 self._serving.accept(order)
             case GenerateJob() if not self._draining:

@@ -24,10 +24,13 @@ def clusters() -> None:
     show_default=True,
     help="Whether its nodes accept KV connections or only dial out.",
 )
+@click.option(
+    "--egress-gbps", type=float, default=0.0, help="What all its nodes together may send KV at.  [default: no limit]"
+)
 @gateway_options
-def register(api: Api, as_json: bool, name: str, dial: str) -> None:
+def register(api: Api, as_json: bool, name: str, dial: str, egress_gbps: float) -> None:
     """Let nodes of cluster NAME join."""
-    _say(api.call("POST", "/v1/clusters", {"name": name, "dial": dial}), as_json)
+    _say(api.call("POST", "/v1/clusters", {"name": name, "dial": dial, "egress_gbps": egress_gbps}), as_json)
 
 
 @clusters.command("list")

@@ -14,6 +14,7 @@ from kvcache.transport.channel import Channel
 from kvcache.transport.interface import TransferFrame, TransportLimits
 from kvcache.transport.link import LinkFigures
 from kvcache.transport.sendqueue import Outgoing, SendBatch, SendQueue
+from kvcache.transport.shaping import Shape
 from kvcache.wire import Abort, Data, Frame, Hello, Ping, Pong, Proof, WireError, encode_frame
 
 logger = logging.getLogger(__name__)
@@ -88,6 +89,7 @@ class Connection:
         self._paused = False
         self._alive = True
         self.figures = LinkFigures(channel.sock)
+        self._shape = Shape(channel.sock, limits.socket_buffer)
         self._liveness = Liveness(self._loop.time(), limits.ping_every_s, limits.lost_after_s)
         parser.target = self._target
         self._loop.add_reader(self._fd, self._read)
@@ -145,6 +147,19 @@ class Connection:
         elif self.blocked and not blocked:
             self._loop.remove_writer(self._fd)
         self.blocked = blocked
+
+    @property
+    def pace(self) -> float:
+        """Bytes per second that the kernel sends at most; 0 without a limit."""
+        return self._shape.pace
+
+    def shape(self, pace: float) -> None:
+        """Send at ``pace`` at most (0: no limit), with buffers for that rate, or for the one that was measured."""
+        try:
+            self._shape.set_pace(pace)
+            self._shape.fit_buffers(self.figures.rtt_s, pace or self.figures.delivery_bytes_per_s)
+        except OSError as error:
+            logger.warning("event=kv_shape_failed cause=%s", error)
 
     # ---- receiving
 

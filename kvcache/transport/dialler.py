@@ -11,7 +11,7 @@ import socket
 from kvcache.control import KvAddress
 from kvcache.session import PeerRefused
 from kvcache.transport.interface import TransportLimits
-from kvcache.transport.link import tune
+from kvcache.transport.shaping import tune
 
 
 class Backoff:

@@ -19,8 +19,8 @@ from kvcache.transport.connection import Connection
 from kvcache.transport.dialler import Backoff, connect
 from kvcache.transport.greeting import greet
 from kvcache.transport.interface import FrameHandler, LocalIdentity, PeerUnreachable, TransportLimits
-from kvcache.transport.link import tune
 from kvcache.transport.peer import Peer
+from kvcache.transport.shaping import spread, tune
 from kvcache.wire import WireError
 
 logger = logging.getLogger(__name__)
@@ -62,6 +62,8 @@ class KvEndpoint:
         self._greetings: OrderedDict[asyncio.Task[None], None] = OrderedDict()
         self._listeners: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._rate = 0.0
+        self._shaping: asyncio.Task[None] | None = None
         self._closed = False
 
     async def listen(self, host: str, port: int, ssl: ssl.SSLContext | None = None) -> int:
@@ -121,6 +123,11 @@ class KvEndpoint:
             raise PeerUnreachable(f"{wanted.node_id} was not reached before the deadline: {cause}") from None
         finally:
             self._forget_waiter(wanted, waiter)
+
+    def pace(self, bytes_per_s: float) -> None:
+        """Send at this rate at most, all peers together; 0 lifts the limit."""
+        self._rate = bytes_per_s
+        self._shape()
 
     def links(self) -> tuple[LinkReport, ...]:
         """Figures of every peer."""
@@ -293,6 +300,9 @@ class KvEndpoint:
             peer = Peer(identity, connection.version, self._handler, self._limits, self._on_short, self._ended)
             self._peers[identity.node_id] = peer
         peer.add(connection)
+        self._shape()
+        if self._shaping is None:
+            self._shaping = self._spawn(self._keep_shape())
         logger.info(
             "event=kv_connected peer=%s incarnation=%s dialled=%s connections=%d",
             identity.node_id,
@@ -302,6 +312,21 @@ class KvEndpoint:
         )
         self._settle(Expected(identity.node_id, identity.incarnation, identity.public_key), peer)
         return peer
+
+    async def _keep_shape(self) -> None:
+        """Follow who is busy."""
+        while True:
+            await asyncio.sleep(self._limits.ping_every_s / 4)
+            for peer in self._peers.values():
+                peer.look()
+            self._shape()
+
+    def _shape(self) -> None:
+        """Spread the node's rate over the connections of the peers that are busy."""
+        busy = sum(len(peer.connections) for peer in self._peers.values() if peer.busy)
+        for peer in self._peers.values():
+            for connection in peer.connections:
+                connection.shape(spread(self._rate, busy, len(peer.connections), peer.busy))
 
     def _on_short(self, peer: Peer) -> None:
         short = self._short.get(peer)

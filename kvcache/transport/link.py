@@ -1,4 +1,4 @@
-"""What the kernel and the stream tell about one connection."""
+"""What the kernel and the stream tell about a link."""
 
 from __future__ import annotations
 
@@ -39,28 +39,6 @@ def tcp_info(sock: socket.socket) -> TcpInfo | None:
     (retransmits,) = struct.unpack_from("=I", raw, 100)
     (delivery,) = struct.unpack_from("=Q", raw, 160)
     return TcpInfo(rtt_us / 1e6, retransmits, 0.0 if raw[7] & _APP_LIMITED else float(delivery))
-
-
-def tune(sock: socket.socket, socket_buffer: int, unsent_in_kernel: int) -> None:
-    """Options of a KV socket. Raises OSError where the socket is already gone.
-
-    Buffers are fixed only where that gives more than the kernel's own tuning would reach: fixing them ends the tuning.
-    """
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for name, option, limit in (("wmem", socket.SO_SNDBUF, "wmem_max"), ("rmem", socket.SO_RCVBUF, "rmem_max")):
-        if min(socket_buffer, _sysctl(f"core/{limit}")) * 2 > _sysctl(f"ipv4/tcp_{name}"):
-            sock.setsockopt(socket.SOL_SOCKET, option, socket_buffer)
-    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent_in_kernel)
-
-
-def _sysctl(name: str) -> int:
-    """The last number of a network setting; 0 where the platform has none."""
-    try:
-        with open(f"/proc/sys/net/{name}") as file:
-            return int(file.read().split()[-1])
-    except (OSError, ValueError, IndexError):
-        return 0
 
 
 class RateMeter:
@@ -141,12 +119,16 @@ class PeerFigures:
         self._retransmits += figures.retransmits
         self._lost += 1
 
-    def report(self, present: Sequence[LinkFigures]) -> LinkReport:
+    def sent_bytes(self, present: Sequence[LinkFigures]) -> int:
+        """All that was given to the kernel."""
+        return self._sent + sum(figures.sent_bytes for figures in present)
+
+    def report(self, present: Sequence[LinkFigures], pace: float) -> LinkReport:
         """Counts since the peer began; the goodput is that of the direction which carried more."""
         for figures in present:
             figures.sample()
         received = self._received + sum(f.received_bytes for f in present)
-        sent = self._sent + sum(f.sent_bytes for f in present)
+        sent = self.sent_bytes(present)
         delivery = sum(f.delivery_bytes_per_s for f in present)
         return LinkReport(
             peer_node=self._peer_node,
@@ -159,4 +141,5 @@ class PeerFigures:
             connections_lost=self._lost,
             delivery_bytes_per_s=delivery,
             app_limited=all(f.app_limited for f in present),
+            paced_bytes_per_s=pace,
         )

@@ -23,6 +23,7 @@ from kvcache.wire import Abort, Data, Open, encode_frame
 logger = logging.getLogger(__name__)
 
 _YIELD_BYTES = 1 << 20
+IDLE_BYTES = 4096
 
 
 class Peer:
@@ -42,6 +43,7 @@ class Peer:
     ) -> None:
         self.identity = identity
         self.queue = SendQueue()
+        self.busy = False
         self._version = version
         self._handler = handler
         self._limits = limits
@@ -50,6 +52,7 @@ class Peer:
         self._loop = asyncio.get_running_loop()
         self._connections: list[Connection] = []
         self._turn = 0
+        self._sent_before = 0
         self._unyielded = 0
         self._paused = False
         self._cause: str | None = None
@@ -73,7 +76,14 @@ class Peer:
 
     def report(self) -> LinkReport:
         """Figures of all connections since the peer began."""
-        return self._figures.report([connection.figures for connection in self._connections])
+        pace = sum(connection.pace for connection in self._connections)
+        return self._figures.report([connection.figures for connection in self._connections], pace)
+
+    def look(self) -> None:
+        """Set ``busy``: whether it has sent, or had something to send, since this was last called."""
+        sent = self._figures.sent_bytes([connection.figures for connection in self._connections])
+        self.busy = bool(self.queue) or sent - self._sent_before > IDLE_BYTES
+        self._sent_before = sent
 
     def add(self, connection: Connection) -> None:
         """Take one more connection into use."""

@@ -28,6 +28,7 @@ from kvcache.control import (
     PrefillDone,
     PrefillJob,
     PrefillStarted,
+    RateLease,
     Refused,
     TokenLogprob,
     TransferDone,
@@ -142,7 +143,8 @@ class FakeNode:
                     self.beats += 1
                     continue
                 self.orders.append(message)
-                self._obey(message)
+                if not isinstance(message, RateLease):
+                    self._obey(message)
 
     def _obey(self, order: Any) -> None:
         match order:

@@ -151,7 +151,12 @@ async def test_cluster_routes_refuse_what_makes_no_sense(gateway: Gateway) -> No
     client = caller(gateway)
     assert (await client.post("/v1/clusters", json={"name": "east"})).status_code == 201
     assert (await client.post("/v1/clusters", json={"name": "east"})).status_code == 409
-    for body, param in (({"name": "a b"}, "name"), ({}, "name"), ({"name": "x", "dial": "up"}, "dial")):
+    for body, param in (
+        ({"name": "a b"}, "name"),
+        ({}, "name"),
+        ({"name": "x", "dial": "up"}, "dial"),
+        ({"name": "x", "egress_gbps": -1}, "egress_gbps"),
+    ):
         answer = await client.post("/v1/clusters", json=body)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     for method, path in (("POST", "/v1/clusters/local/drain"), ("DELETE", "/v1/clusters/local")):

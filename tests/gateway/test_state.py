@@ -27,7 +27,7 @@ def test_the_ticket_key_clusters_and_keys_survive_a_restart(tmp_path: Path, mode
     before = State(file)
     key = before.ticket_key().private_bytes_raw()
     registry = Registry(before, "local", model.fingerprint, 100)
-    registry.register("east", Dial.OUT)
+    registry.register("east", Dial.OUT, 2.5)
     registry.register("west", Dial.IN)
     registry.set_draining("east", True)
     registry.remove("west")
@@ -36,14 +36,28 @@ def test_the_ticket_key_clusters_and_keys_survive_a_restart(tmp_path: Path, mode
     after = State(file)
     assert after.ticket_key().private_bytes_raw() == key
     again = Registry(after, "local", model.fingerprint, 100)
-    assert [(c.name, c.state) for c in again.clusters] == [
-        ("local", ClusterState.ACTIVE),
-        ("east", ClusterState.DRAINING),
+    assert [(c.name, c.state, c.egress_gbps) for c in again.clusters] == [
+        ("local", ClusterState.ACTIVE, 0.0),
+        ("east", ClusterState.DRAINING, 2.5),
     ]
     with pytest.raises(ApiError):
         again.cluster("west")
     assert KeyBook(after).find(secret) is not None
     after.close()
+
+
+def test_clusters_of_an_older_schema_are_kept_without_a_limit(tmp_path: Path, model: ServedModel) -> None:
+    file = tmp_path / "state.db"
+    with sqlite3.connect(file) as old:
+        old.execute(
+            "CREATE TABLE clusters (name TEXT PRIMARY KEY, dial TEXT NOT NULL, state TEXT NOT NULL, "
+            "created REAL NOT NULL)"
+        )
+        old.execute("INSERT INTO clusters VALUES ('east', 'in', 'active', 1.0)")
+        old.execute("PRAGMA user_version=1")
+    state = State(file)
+    assert Registry(state, "local", model.fingerprint, 100).cluster("east").egress_gbps == 0.0
+    state.close()
 
 
 def test_two_gateways_without_a_file_have_different_ticket_keys() -> None:

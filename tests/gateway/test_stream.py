@@ -15,7 +15,7 @@ import websockets
 from gateway.registry import Dial
 from gateway.sessions import NodeLost
 from kvcache import control
-from kvcache.control import Beat, GenerateJob, Heartbeat, Join, ModelInfo, PrefillJob
+from kvcache.control import Beat, GenerateJob, Heartbeat, Join, ModelInfo, PrefillJob, RateLease
 from kvcache.wire import Role
 from tests.gateway.conftest import Open, Stage
 from tests.gateway.fakes import FakeNode, never
@@ -255,6 +255,27 @@ async def test_other_websocket_paths_do_not_exist(stage: Open) -> None:
     one = await stage()
     with pytest.raises(websockets.InvalidStatus):
         await websockets.connect(one.url.replace("http", "ws") + "/v1/other")
+
+
+async def test_the_nodes_of_a_cluster_share_its_registered_way_out(stage: Open) -> None:
+    one = await stage()
+    await one.client.post("/v1/clusters", json={"name": "east", "egress_gbps": 8.0})
+    first, second = [await one.node(name, Role.PREFILL, cluster="east") for name in ("p1", "p2")]
+    home = await one.node("p3", Role.PREFILL)
+
+    async def leased(node: FakeNode, rate: float) -> None:
+        await one.until(lambda: node.jobs(RateLease) and node.jobs(RateLease)[-1].egress_bytes_per_s == rate)
+
+    for node in (first, second):
+        await leased(node, 1e9)
+    first.beating = second.beating = False
+    await first.heartbeat(open_transfers=1)
+    await second.heartbeat(open_transfers=2)
+    await leased(second, 5e8)
+    await first.heartbeat(open_transfers=1)
+    await leased(first, 5e8)
+    assert home.jobs(RateLease) == []
+    assert (await one.client.get("/v1/clusters/east")).json()["egress_gbps"] == 8.0
 
 
 async def test_what_operators_see_of_nodes_and_clusters(stage: Open) -> None:

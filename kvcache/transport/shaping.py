@@ -1,0 +1,78 @@
+"""What the kernel is told about a KV socket: options, buffers from the bandwidth-delay product, a pace."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+from functools import cache
+
+_SO_MAX_PACING_RATE = 47
+_UNLIMITED = (1 << 64) - 1
+_FRESH = 0.02
+
+
+def tune(sock: socket.socket, socket_buffer: int, unsent_in_kernel: int) -> None:
+    """Options of a new KV socket. Raises OSError where the socket is already gone."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        _fix_buffer(sock, option, socket_buffer)
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent_in_kernel)
+
+
+class Shape:
+    """The pace and the buffers of one socket, set anew only where they change by more than 2 %."""
+
+    def __init__(self, sock: socket.socket, socket_buffer: int) -> None:
+        self.pace = 0.0
+        """Bytes per second that the kernel sends at most; 0 where it is not limited, or the platform cannot."""
+        self._sock = sock
+        self._buffer = socket_buffer
+
+    def set_pace(self, bytes_per_s: float) -> None:
+        """Let the kernel send at this rate at most; 0 lifts the limit. Raises OSError on a closed socket."""
+        if abs(bytes_per_s - self.pace) <= _FRESH * self.pace and bool(bytes_per_s) == bool(self.pace):
+            return
+        if sys.platform != "linux":
+            return
+        rate = max(1, int(bytes_per_s)) if bytes_per_s else _UNLIMITED
+        self._sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("=Q", rate))
+        self.pace = bytes_per_s
+
+    def fit_buffers(self, rtt_s: float, bytes_per_s: float) -> None:
+        """Make room for twice what is under way at this rate: as much again may wait for its acknowledgement.
+
+        Buffers only grow. Raises OSError on a closed socket.
+        """
+        wanted = int(2 * rtt_s * bytes_per_s)
+        if wanted > self._buffer * (1 + _FRESH):
+            self._buffer = wanted
+            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                _fix_buffer(self._sock, option, wanted)
+
+
+def _fix_buffer(sock: socket.socket, option: int, nbytes: int) -> None:
+    """Fix a buffer, if that gives more than the kernel's own tuning would reach: fixing it ends the tuning."""
+    tuned, limit = ("tcp_wmem", "wmem_max") if option == socket.SO_SNDBUF else ("tcp_rmem", "rmem_max")
+    nbytes = min(nbytes, _sysctl(f"core/{limit}"))
+    if 2 * nbytes > _sysctl(f"ipv4/{tuned}"):
+        sock.setsockopt(socket.SOL_SOCKET, option, nbytes)
+
+
+@cache
+def _sysctl(name: str) -> int:
+    """The last number of a network setting; 0 where the platform has none."""
+    try:
+        with open(f"/proc/sys/net/{name}") as file:
+            return int(file.read().split()[-1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def spread(rate: float, busy: int, mine: int, is_busy: bool) -> float:
+    """The pace of each of ``mine`` connections of one peer, where ``busy`` ones of the whole node share ``rate``.
+
+    A peer that is idle gets what it would get if it began now, so that it can begin at once; 0 is no limit.
+    """
+    return rate / max(1, busy if is_busy else busy + mine)
