@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from engines.protocol import Engine
 from kvcache.blocks import PageGeometry
+from kvcache.codecs import Transform
 from kvcache.control import FromNode
 from kvcache.hostpool import HostPool
 from kvcache.room import PageRoom
@@ -38,7 +39,8 @@ class ClientContext:
     """Handed in by the node. ``engine`` gives the running engine, or None while there is none.
 
     ``executor`` runs decoders and digests; ``report`` sends to the gateway and never waits; ``public_key``,
-    ``chunk_tokens`` and ``fingerprint`` are this node's, and a ticket must name the same.
+    ``chunk_tokens`` and ``fingerprint`` are this node's, and a ticket must name the same. ``transforms`` are the
+    calibrations at hand.
     """
 
     public_key: bytes
@@ -52,4 +54,5 @@ class ClientContext:
     endpoint: Callable[[], KvEndpoint]
     report: Callable[[FromNode], None]
     tokenizer: Tokenizer
+    transforms: tuple[Transform, ...] = ()
     limits: ClientLimits = field(default_factory=ClientLimits)

@@ -14,7 +14,7 @@ from decode_client.context import ClientContext
 from decode_client.landing import Landed, check_batch
 from decode_client.scratch import Scratch
 from kvcache.blocks import PageTable
-from kvcache.codecs import CodecError
+from kvcache.codecs import CodecError, offered
 from kvcache.control import KvSource, TransferDone
 from kvcache.fate import Ending, JobEnded, JobFate
 from kvcache.plan import TransferPlan
@@ -55,7 +55,8 @@ class Fetch:
         self._source = source
         self._fate = fate
         self._scratch = scratch
-        self._incoming = IncomingTransfer(plan, ticket, source.quality.codecs)
+        self._offered = offered(source.quality, context.transforms)
+        self._incoming = IncomingTransfer(plan, ticket, self._offered, context.transforms)
         self._threads = ThreadWork(context.executor)
         self._table: PageTable | None = None
         self._landing: dict[int, memoryview | None] = {}
@@ -75,7 +76,7 @@ class Fetch:
         """
         loop = asyncio.get_running_loop()
         peer = self.peer = await self._find_peer(deadline)
-        peer.send(Open(self._source.ticket, self._source.quality.codecs))
+        peer.send(Open(self._source.ticket, self._offered))
         await self._announced.wait()
         plan = self._incoming.plan
         pages = await self._reserve(owner, deadline)
@@ -185,7 +186,7 @@ class Fetch:
         if self._committed:
             peer.send(Ack(self.transfer, self._incoming.next_seq, committed=True))
         elif not self._fate.over:
-            peer.send(Open(self._source.ticket, self._source.quality.codecs, self._incoming.next_seq))
+            peer.send(Open(self._source.ticket, self._offered, self._incoming.next_seq))
             if self._granted:
                 peer.send(Grant(self.transfer))
 

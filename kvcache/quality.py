@@ -17,7 +17,10 @@ class Quality(StrEnum):
 
     @property
     def codecs(self) -> tuple[str, ...]:
-        """Names of the codecs that this level allows; a set of codecs is allowed where all its members are."""
+        """Names of the codecs that this level allows; a set of codecs is allowed where all its members are.
+
+        COMPACT allows the transform codec too, in whichever calibrations the receiver has.
+        """
         return _ALLOWED[self]
 
 

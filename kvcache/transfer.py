@@ -39,7 +39,13 @@ class IncomingTransfer:
     TransferViolation where the plan exceeds the ticket's cap, ValueError where it is not the ticket's plan.
     """
 
-    def __init__(self, plan: TransferPlan, ticket: Ticket, codec_names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        plan: TransferPlan,
+        ticket: Ticket,
+        codec_names: Sequence[str],
+        transforms: Sequence[codecs.Transform] = (),
+    ) -> None:
         _check_plan(plan, ticket)
         self.plan = plan
         self.next_seq = 0
@@ -48,6 +54,7 @@ class IncomingTransfer:
         """Payload bytes announced by the Data headers so far."""
         self._transfer = ticket.transfer
         self._codec_names = tuple(codec_names)
+        self._transforms = tuple(transforms)
         self._codec: codecs.CodecSet | None = None
         self._digests: dict[int, bytes] = {}
         self._under_way: set[int] = set()
@@ -69,7 +76,7 @@ class IncomingTransfer:
             self._same("codec", announce.codec, self._codec.name)
             return
         try:
-            announced = codecs.set_by_name(announce.codec)
+            announced = codecs.set_by_name(announce.codec, self._transforms)
             announced.check(self.plan.layout)
         except (codecs.UnknownCodec, codecs.CodecError) as error:
             raise TransferViolation("codec", str(error)) from error

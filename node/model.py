@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from kvcache.codecs import Transform, calibration
 from kvcache.fingerprint import Fingerprint, fingerprint_of
 from kvcache.layout import DType, KVLayout
 from kvcache.layout_configs import layout_from_config
@@ -21,10 +22,14 @@ class NodeModel:
     fingerprint: Fingerprint
     layout: KVLayout
     tokenizer: Tokenizer
+    transforms: tuple[Transform, ...] = ()
 
     @classmethod
     def read(cls, directory: Path, dtype: DType) -> NodeModel:
-        """Read config.json, tokenizer.json and the safetensors headers. Raises ConfigError naming the cure."""
+        """Read config.json, tokenizer.json, the safetensors headers, and calibrations.
+
+        Raises ConfigError naming the cure.
+        """
         try:
             config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
             layout = layout_from_config(config, dtype)
@@ -32,4 +37,7 @@ class NodeModel:
             tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
         except Exception as error:  # tokenizers raises bare Exception
             raise ConfigError(f"--model {directory}: {error}; give a model directory in Hugging Face format") from error
-        return cls(fingerprint, layout, tokenizer)
+        try:
+            return cls(fingerprint, layout, tokenizer, tuple(calibration.load_all(directory)))
+        except calibration.CalibrationError as error:
+            raise ConfigError(f"--model {error}; delete it or run prfaas calibrate") from error

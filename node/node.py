@@ -249,6 +249,7 @@ class Node:
             executor=self._executor,
             endpoint=lambda: self._endpoint,
             report=self._report,
+            transforms=self._model.transforms,
             limits=ServiceLimits(max_queue=self._config.max_queue),
         )
 
@@ -265,6 +266,7 @@ class Node:
             endpoint=lambda: self._endpoint,
             report=self._report,
             tokenizer=self._model.tokenizer,
+            transforms=self._model.transforms,
             limits=ClientLimits(max_jobs=self._config.max_queue + self._config.max_running),
         )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from engines.protocol import Engine
 from kvcache.blocks import PageGeometry
+from kvcache.codecs import Transform
 from kvcache.control import FromNode
 from kvcache.hostpool import HostPool
 from kvcache.room import PageRoom
@@ -35,7 +36,7 @@ class ServiceContext:
     """Handed in by the node. ``engine`` gives the running engine, or None while there is none.
 
     ``executor`` runs encoders and digests; ``report`` sends to the gateway and never waits; ``chunk_tokens`` and
-    ``fingerprint`` are this node's, and a ticket must name the same.
+    ``fingerprint`` are this node's, and a ticket must name the same. ``transforms`` are the calibrations at hand.
     """
 
     node_id: str
@@ -49,4 +50,5 @@ class ServiceContext:
     executor: Executor
     endpoint: Callable[[], KvEndpoint]
     report: Callable[[FromNode], None]
+    transforms: tuple[Transform, ...] = ()
     limits: ServiceLimits = field(default_factory=ServiceLimits)

@@ -185,7 +185,7 @@ class PrefillService:
         if self._context.engine() is None:
             raise OrderRefused("engine_lost", "the engine is being restarted")
         try:
-            ordered = codecs.set_by_name(order.codec)
+            ordered = codecs.set_by_name(order.codec, self._context.transforms)
             ordered.check(self._context.geometry.layout)
         except (UnknownCodec, CodecError) as error:
             raise OrderRefused("codec", str(error)) from error

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcache.blocks import PageGeometry, PageTable
-from kvcache.codecs import Codec
+from kvcache.codecs import CodecError, CodecSet
 from kvcache.codecs.arrays import floats, host_words, words_of
 from kvcache.hostpool import HostPool
-from kvcache.layout import DType, GroupKind, KVLayout
+from kvcache.layout import GroupKind, KVLayout
 from kvcache.plan import Piece, TransferPlan, plan_transfer
 
 
@@ -57,8 +57,8 @@ class Captured:
         found: NDArray[Any] = floats(host_words(memoryview(b"".join(self.views(piece))), dtype), dtype)
         return found
 
-    def through(self, codec: Codec, kinds: Sequence[GroupKind], into: Captured) -> float:
-        """Send the groups of ``kinds`` through ``codec`` into another room, the others as they are.
+    def through(self, codecs: CodecSet, kinds: Sequence[GroupKind], into: Captured) -> float:
+        """Send the groups of ``kinds`` through ``codecs`` into another room, the others as they are.
 
         Returns the largest error.
         """
@@ -67,7 +67,7 @@ class Captured:
         for piece in self.plan.pieces:
             raw = memoryview(b"".join(self.views(piece)))
             if piece in coded:
-                dtype, shape = self.plan.tensor(piece).dtype, self.plan.shape(piece)
+                dtype, shape, codec = self.plan.tensor(piece).dtype, self.plan.shape(piece), codecs.of(self.plan, piece)
                 payload = memoryview(b"".join(codec.encode([raw], dtype, shape)))
                 codec.decode(payload, into.views(piece), dtype, shape)
                 worst = max(worst, float(np.abs(into.values(piece) - self.values(piece)).max()))
@@ -89,10 +89,15 @@ def made_up(layout: KVLayout, tokens: int, chunk_tokens: int) -> Captured:
     return made
 
 
-def carries(codec: Codec, captured: Captured, kinds: Sequence[GroupKind]) -> bool:
-    """Whether the codec takes every dtype of these groups."""
-    dtypes: set[DType] = {captured.plan.tensor(piece).dtype for piece in captured.pieces(kinds)}
-    return dtypes.issubset(codec.dtypes)
+def carries(codecs: CodecSet, captured: Captured, kinds: Sequence[GroupKind]) -> bool:
+    """Whether the codecs take every tensor of these groups."""
+    try:
+        return all(
+            captured.plan.tensor(piece).dtype in codecs.of(captured.plan, piece).dtypes
+            for piece in captured.pieces(kinds)
+        )
+    except CodecError:
+        return False
 
 
 def _fill(views: Sequence[memoryview], data: memoryview) -> None:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from kvcache import codecs
+from kvcache.codecs import calibration
 from kvcache.layout import DType
 from node.bench.kv.cli import kv
 
@@ -26,22 +27,27 @@ bench.add_command(kv)
 @click.option("--model", "model_dir", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--dtype", type=click.Choice([d.value for d in DType]), default=DType.BFLOAT16.value, show_default=True)
 @click.option("--documents", type=click.IntRange(2, 40), default=20, show_default=True, help="Texts to read.")
-@click.option("--codec", "names", multiple=True, help="Only these; may be repeated. Default: all.")
+@click.option("--codec", "names", multiple=True, help="Only this, or a set as in int8,full.v=int4; may be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def codec(model_dir: Path | None, dtype: str, documents: int, names: tuple[str, ...], as_json: bool) -> None:
     """Measure the KV codecs: ratio, speed per core, and with --model what they do to its answers.
 
     For each of 20 texts a prefix of 2,048 tokens is prefilled and its cache sent through every codec, full attention
     and windows apart and together; then the text's next 100 positions are compared. Without --model the cache is made
-    up and only size, speed and error are shown.
+    up and only size, speed and error are shown. Calibrations of the transform codec that lie beside the model
+    (prfaas calibrate) are measured too.
     """
     from node.bench.codec import captured_rows, synthetic_rows
 
     console = Console(stderr=True)
     try:
-        chosen = [codecs.by_name(name) for name in names] or list(codecs.ALL)
+        transforms = calibration.load_all(model_dir) if model_dir else []
+        every = [*(codec.name for codec in codecs.ALL), *(transform.name for transform in transforms)]
+        chosen = [codecs.set_by_name(name, transforms) for name in names or every]
     except codecs.UnknownCodec as error:
         raise click.UsageError(f"--codec: {error}") from error
+    except calibration.CalibrationError as error:
+        raise click.ClickException(str(error)) from error
     with console.status("") as status:
 
         def say(text: str) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from kvcache import codecs
-from kvcache.codecs import Codec
+from kvcache.codecs import CodecSet
 from kvcache.layout import DType, GroupKind, GroupSpec, KVLayout, LayerSpec, TensorSpec
 from kvcache.presets import gemma3_270m
 from node.bench.captured import Captured, carries, made_up
@@ -57,7 +56,7 @@ def groups_of(captured: Captured) -> dict[str, tuple[GroupKind, ...]]:
     return names | ({ALL: kinds} if len(kinds) > 1 else {})
 
 
-def synthetic_rows(chosen: Sequence[Codec], say: Say) -> Iterator[Row]:
+def synthetic_rows(chosen: Sequence[CodecSet], say: Say) -> Iterator[Row]:
     """Size, speed and error on a made-up cache: K and V in bf16, states in fp32."""
     kv, states = made_up(gemma3_270m(), PREFIX_TOKENS, CHUNK_TOKENS), made_up(_states(), 1, CHUNK_TOKENS)
     try:
@@ -68,7 +67,7 @@ def synthetic_rows(chosen: Sequence[Codec], say: Say) -> Iterator[Row]:
         states.close()
 
 
-def captured_rows(chosen: Sequence[Codec], model_dir: Path, dtype: DType, count: int, say: Say) -> Iterator[Row]:
+def captured_rows(chosen: Sequence[CodecSet], model_dir: Path, dtype: DType, count: int, say: Say) -> Iterator[Row]:
     """All figures on a model's cache of ``count`` documents; then states made up, where the model has none in fp32.
 
     Raises ValueError or OSError for a model that the engine does not run.
@@ -86,13 +85,14 @@ def captured_rows(chosen: Sequence[Codec], model_dir: Path, dtype: DType, count:
         noise = reader.batch_noise(prefixes[:NOISE_REQUESTS])
         say(f"batch noise {noise:.3f} over {len(prefixes[:NOISE_REQUESTS])} requests")
         agreements = {key: Agreement() for key, row in rows.items() if not row.exact}
+        by_name = {codec.name: codec for codec in chosen}
         landing = Captured.room(reader.layout, (), PREFIX_TOKENS, CHUNK_TOKENS)
         try:
             for number, prefix in enumerate(prefixes):
                 reference = reader.read(prefix)
                 arrived = replace(landing, ids=prefix.ids)
                 for (name, group), agreement in agreements.items():
-                    error = prefix.through(codecs.by_name(name), groups_of(prefix)[group], arrived)
+                    error = prefix.through(by_name[name], groups_of(prefix)[group], arrived)
                     agreement.add(reference, reader.read(arrived), noise, error)
                 say(f"document {number + 1} of {count} read after every codec")
         finally:
@@ -121,7 +121,7 @@ def captured_rows(chosen: Sequence[Codec], model_dir: Path, dtype: DType, count:
             states.close()
 
 
-def _measured_rows(chosen: Sequence[Codec], source: Captured, kind: str, say: Say) -> Iterator[Row]:
+def _measured_rows(chosen: Sequence[CodecSet], source: Captured, kind: str, say: Say) -> Iterator[Row]:
     landing = Captured.room(source.plan.layout, (), source.plan.stop, source.plan.chunk_tokens)
     try:
         for codec in chosen:
@@ -134,7 +134,7 @@ def _measured_rows(chosen: Sequence[Codec], source: Captured, kind: str, say: Sa
         landing.close()
 
 
-def _row(codec: Codec, group: str, speed: Speed, error: float, source: str) -> Row:
+def _row(codec: CodecSet, group: str, speed: Speed, error: float, source: str) -> Row:
     return Row(
         codec.name,
         codec.exact,

@@ -83,7 +83,7 @@ def test_only_the_chosen_groups_go_through_the_codec() -> None:
     source = made_up(gemma3_270m(), 300, 256)
     landing = Captured.room(gemma3_270m(), (), 300, 256)
     try:
-        error = source.through(codecs.by_name("int8"), (GroupKind.FULL,), landing)
+        error = source.through(codecs.set_by_name("int8"), (GroupKind.FULL,), landing)
         for piece in source.plan.pieces:
             same = b"".join(source.views(piece)) == b"".join(landing.views(piece))
             kind = source.plan.layout.groups[piece.group].kind
@@ -99,13 +99,14 @@ def test_only_the_chosen_groups_go_through_the_codec() -> None:
 def test_the_ratio_is_raw_over_wire_bytes_of_the_chosen_groups() -> None:
     source = made_up(gemma3_270m(), 300, 256)
     try:
-        codec, kinds = codecs.by_name("int4"), (GroupKind.SLIDING,)
+        chosen, kinds = codecs.set_by_name("int4"), (GroupKind.SLIDING,)
         pieces = source.pieces(kinds)
         wire = 0
         for piece in pieces:
+            codec = chosen.of(source.plan, piece)
             parts = codec.encode(source.views(piece), source.plan.tensor(piece).dtype, source.plan.shape(piece))
             wire += sum(memoryview(part).nbytes for part in parts)
-        assert measure(codec, source, kinds, passes=1).ratio == sum(piece.nbytes for piece in pieces) / wire
+        assert measure(chosen, source, kinds, passes=1).ratio == sum(piece.nbytes for piece in pieces) / wire
     finally:
         source.close()
 
@@ -133,9 +134,9 @@ def test_a_models_cache_is_captured_as_it_is_exported_and_reads_as_it_was(tiny: 
     landing = Captured.room(reader.layout, ids, 150, 64)
     try:
         assert torch.allclose(reader.read(short)[50:], reader.read(long), atol=1e-3)
-        assert long.through(codecs.by_name("lossless"), tuple(GroupKind), landing) == 0
+        assert long.through(codecs.set_by_name("lossless"), tuple(GroupKind), landing) == 0
         assert torch.equal(reader.read(landing), reader.read(long))
-        assert long.through(codecs.by_name("int4"), tuple(GroupKind), landing) > 0
+        assert long.through(codecs.set_by_name("int4"), tuple(GroupKind), landing) > 0
         assert not torch.equal(reader.read(landing), reader.read(long))
         assert 0 <= reader.batch_noise([long, long]) < 1e-2
     finally:

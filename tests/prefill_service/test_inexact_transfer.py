@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,8 +10,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from kvcache import codecs
+from kvcache.codecs import Transform
+from kvcache.codecs.transform import Basis
 from kvcache.control import Failed, Finished, TransferDone
 from kvcache.digest import kv_digest, wire_digest
+from kvcache.layout import GroupKind
 from kvcache.plan import Piece, plan_transfer
 from kvcache.quality import Quality
 from tests import fake_engine
@@ -80,3 +84,50 @@ async def test_an_unknown_codec_is_refused_before_anything_is_computed(
         failed = await nodes.prefill.told(Failed, job.transfer)
         assert (failed.stage, failed.cause) == ("queue", "codec")
         assert wrong in failed.detail
+
+
+def plain_transform() -> Transform:
+    """Coordinates that are the channels, in steps of one: small integers pass unchanged."""
+    bases = {}
+    for group in (group for group in LAYOUT.groups if group.kind is not GroupKind.STATE):
+        for layer in group.layers:
+            for spec in layer.tensors:
+                heads, dim = spec.shape
+                identity = np.broadcast_to(np.eye(dim), (heads, dim, dim))
+                bases[layer.index, spec.name] = Basis.of(np.zeros(spec.shape), identity, identity, 100.0, 1.0)
+    return Transform("transform:plain", bases)
+
+
+@pytest.mark.parametrize(
+    ("at_hand", "quality", "fails"),
+    [
+        ((True, True), Quality.COMPACT, None),
+        ((True, True), Quality.NEAR, "offered are ('raw'"),
+        ((True, False), Quality.COMPACT, "offered are ('raw'"),
+        ((False, True), Quality.COMPACT, "codec 'transform:plain' is unknown"),
+    ],
+)
+async def test_a_transform_carries_where_both_ends_have_its_calibration_and_the_request_is_compact(
+    tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    at_hand: tuple[bool, bool],
+    quality: Quality,
+    fails: str | None,
+) -> None:
+    monkeypatch.setattr(fake_engine, "piece_bytes", small_integers)
+    async with pair(tokenizer) as nodes:
+        for service, has in zip((nodes.prefill.serving, nodes.decode.asking), at_hand, strict=True):
+            transforms = (plain_transform(),) if has else ()
+            service._context = dataclasses.replace(service._context, transforms=transforms)
+        job = nodes.job(300, codec="transform:plain,state=lossless", quality=quality)
+        if fails and not at_hand[0]:
+            nodes.prefill.serving.accept(job.prefill)
+        else:
+            nodes.start(job)
+        if fails:
+            assert fails in (await nodes.prefill.told(Failed, job.transfer)).detail
+        else:
+            assert isinstance(await nodes.decode.ended(job.generation), Finished)
+            done = await nodes.decode.told(TransferDone, job.transfer)
+            assert done.codec == job.prefill.codec
+            assert done.wire_bytes < done.raw_bytes

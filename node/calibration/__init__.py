@@ -1,0 +1,1 @@
+"""``prfaas calibrate``: fit the transform codec to a model."""
