@@ -113,7 +113,8 @@ def _deviation(integers: Array, axis: int) -> Array:
 
 def _mean_root(deviations: Array) -> float:
     """Smaller where deviations of a given mean are spread more widely. They are at most 2**15, so the sum is exact."""
-    roots = namespace(deviations).round(deviations**0.5 * 2.0 ** (SUM_BITS - 8)).reshape(-1)
+    xp = namespace(deviations)
+    roots = xp.round(xp.sqrt(deviations) * 2.0 ** (SUM_BITS - 8)).reshape(-1)
     return float(integer_sum(roots, 0)[0]) / int(roots.shape[0])
 
 

@@ -21,6 +21,7 @@ from node.bench.cli import bench
 from node.bench.quality import Agreement, Reader
 from node.bench.speed import measure
 from node.bench.texts import documents
+from tests.bench import gpu_codec
 from tests.models import tiny_model
 
 KEYS = {
@@ -172,6 +173,13 @@ def test_the_codecs_keep_their_promises_on_a_real_cache(gemma_dir: Path) -> None
         assert row["ratio"] >= ratio
         assert row["top1_agreement"] >= agreement
         assert row["source"] == "captured"
+
+
+def test_the_gpu_script_measures_every_codec_and_compares_the_bytes() -> None:
+    for codec in (*codecs.TENSOR_CODECS, gpu_codec.some_transform()):
+        row = gpu_codec.measure(codec, "cpu", 1)
+        assert row["same_bytes"] is True
+        assert all(value > 0 for key, value in row.items() if key.endswith("_s"))
 
 
 def test_the_gpu_script_says_where_there_is_no_device() -> None:
