@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 from fastapi import Depends, FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from gateway.errors import ApiError, bad_field
@@ -16,7 +17,7 @@ from gateway.exchange import read_body
 from gateway.keys import KeyBook, Principal, Role
 from gateway.life import Services
 from gateway.metrics import CONTENT_TYPE
-from gateway.openai.requests import chat_messages, convert, decode_json
+from gateway.openai.requests import MAX_PROMPT_IDS, chat_messages, convert, decode_json
 from gateway.registry import Cluster, Dial
 from gateway.tokenizing import Tokenizing
 from gateway.views import cluster_view, key_view, node_view
@@ -27,6 +28,9 @@ PAGE = b"""<!doctype html><html lang="en"><meta charset="utf-8"><title>prfaas</t
 <code>/v1/completions</code>, <code>/v1/chat/completions</code>, <code>/v1/models</code>.</p>
 <p>Operators: <code>prfaas status</code>, <code>prfaas clusters list</code>, <code>/metrics</code>.</p></html>
 """
+
+
+TokenIds = Annotated[list[int], msgspec.Meta(max_length=MAX_PROMPT_IDS)]
 
 
 class RegisterBody(msgspec.Struct, frozen=True):
@@ -59,7 +63,7 @@ class TokenizeBody(msgspec.Struct, frozen=True):
 class DetokenizeBody(msgspec.Struct, frozen=True):
     """Token ids to turn into text."""
 
-    tokens: list[int]
+    tokens: TokenIds
     model: str | None = None
 
 
@@ -79,6 +83,16 @@ def build_routes(services: Services, keys: KeyBook, tokenizing: Tokenizing, read
         messages = {404: f"no route {request.url.path}", 405: f"{request.method} is not allowed here"}
         message = messages.get(error.status_code, str(error.detail))
         return _json(ApiError(error.status_code, message).body(), error.status_code)
+
+    @api.exception_handler(RequestValidationError)
+    async def on_bad_query(_: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"][1:])
+        return _json(bad_field(name, f"{name}: {first['msg']}").body(), 400)
+
+    @api.exception_handler(Exception)
+    async def on_broken(_: Request, error: Exception) -> Response:
+        return _json(ApiError(500, "internal error", code="internal_error").body(), 500)
 
     def seen(one: Cluster) -> dict[str, Any]:
         return cluster_view(registry, one, asyncio.get_running_loop().time())
@@ -141,7 +155,7 @@ def build_routes(services: Services, keys: KeyBook, tokenizing: Tokenizing, read
             tokens = await tokenizing.encode(body.prompt or "", body.add_special_tokens)
         answer: dict[str, Any] = {"count": len(tokens), "max_model_len": registry.context_tokens, "tokens": tokens}
         if body.return_token_strs:
-            answer["token_strs"] = [model.token_text.text_of(token) for token in tokens]
+            answer["token_strs"] = await tokenizing.run(lambda: [model.token_text.text_of(token) for token in tokens])
         return _json(answer)
 
     @api.post("/detokenize", dependencies=[_needs(Role.CLIENT, Role.OPERATOR)])

@@ -1,4 +1,8 @@
-"""Tokenising off the event loop: a bounded pool of threads; the tokeniser releases the GIL while it works."""
+"""Tokenising off the event loop, in a bounded pool of threads.
+
+Only the tokeniser's batch calls release the GIL. Any other call would hold up the event loop as long as it runs, with a
+prompt of some megabytes for seconds: long enough to lose every node.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ class Tokenizing:
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; the tokeniser's own post-processor adds BOS where the model wants one."""
-        return await self._run(lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        return await self.run(lambda: self._ids(text, add_special_tokens))
 
     async def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
         """Token ids of a conversation.
@@ -48,18 +52,23 @@ class Tokenizing:
         def work() -> list[int]:
             text = template.render(messages)
             written = bool(template.bos) and text.startswith(template.bos)
-            return self.tokenizer.encode(text, add_special_tokens=not written).ids
+            return self._ids(text, not written)
 
         try:
-            return await self._run(work)
+            return await self.run(work)
         except ChatTemplateError as error:
             raise bad_field("messages", f"the chat template refuses these messages: {error}") from error
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included."""
-        return await self._run(lambda: self.tokenizer.decode(list(token_ids), skip_special_tokens=False))
+        return await self.run(lambda: self.tokenizer.decode_batch([list(token_ids)], skip_special_tokens=False)[0])
 
-    async def _run(self, work: Callable[[], T]) -> T:
+    def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        ids: list[int] = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        return ids
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Do any work on tokens in these threads. Raises ApiError 503 where too much waits already."""
         if self._waiting >= self._max_waiting:
             raise ApiError(503, "too many requests wait to be tokenised", code="overloaded", retry_after_s=1)
         self._waiting += 1

@@ -16,7 +16,7 @@ from gateway.app import Gateway
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError
 from gateway.model import ServedModel
-from gateway.openai.requests import parse_chat, parse_completion
+from gateway.openai.requests import MAX_PROMPT_IDS, parse_chat, parse_completion
 from gateway.state import State
 from tests.calm import calm
 from tests.models import CONTEXT, VOCAB
@@ -28,6 +28,16 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 @pytest.fixture
 async def client(config: GatewayConfig, model: ServedModel) -> AsyncIterator[httpx.AsyncClient]:
     gateway = Gateway(replace(config, max_body_bytes=50_000), model, State(None))
+    transport = httpx.ASGITransport(gateway, client=("127.0.0.1", 1))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        yield client
+    gateway.close()
+
+
+@pytest.fixture
+async def roomy(config: GatewayConfig, model: ServedModel) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a gateway that reads large bodies."""
+    gateway = Gateway(config, model, State(None))
     transport = httpx.ASGITransport(gateway, client=("127.0.0.1", 1))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client
@@ -188,6 +198,26 @@ async def test_get_is_405_and_an_unknown_path_404_in_the_same_form(client: httpx
     assert (answer.status_code, set(answer.json()["error"])) == (404, {"message", "type", "param", "code"})
 
 
+@pytest.mark.parametrize("limit", ["0", "1001", "many", "1.5"])
+async def test_a_bad_query_is_refused_in_the_same_form(client: httpx.AsyncClient, limit: str) -> None:
+    answer = await client.get("/v1/decisions", params={"limit": limit})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["type"]) == (400, "limit", "invalid_request_error")
+    assert "limit" in error["message"]
+
+
+async def test_what_breaks_inside_is_answered_in_the_same_form(
+    config: GatewayConfig, model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = Gateway(config, model, State(None))
+    monkeypatch.setattr(gateway.decisions, "find", lambda name: 1 / 0)
+    transport = httpx.ASGITransport(gateway, raise_app_exceptions=False, client=("127.0.0.1", 1))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        answer = await client.get("/v1/decisions/some")
+    gateway.close()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+
+
 async def test_an_unsafe_request_id_is_replaced_and_a_good_one_kept(client: httpx.AsyncClient) -> None:
     good = await client.post("/v1/completions", json=BASE, headers={"x-request-id": "a-B.9_:x"})
     assert good.headers["x-request-id"] == "a-B.9_:x"
@@ -216,11 +246,14 @@ async def test_tokenize_and_detokenize_undo_each_other(client: httpx.AsyncClient
     assert text == {"ab": "<bos>ab", "": "<bos>"}.get(body.get("prompt", "-"), "<bos>[user]hi>")
 
 
-async def test_tokenize_needs_exactly_one_input_and_detokenize_known_ids(client: httpx.AsyncClient) -> None:
+async def test_tokenize_needs_exactly_one_input_and_detokenize_known_ids_and_not_too_many(
+    client: httpx.AsyncClient, roomy: httpx.AsyncClient
+) -> None:
     for body in ({}, {"prompt": "a", "messages": CHAT["messages"]}):
         assert (await client.post("/tokenize", json=body)).json()["error"]["param"] == "prompt"
-    answer = await client.post("/detokenize", json={"tokens": [1, VOCAB]})
-    assert answer.json()["error"]["param"] == "tokens[1]"
+    for tokens, param in (([1, VOCAB], "tokens[1]"), ([1] * (MAX_PROMPT_IDS + 1), "tokens")):
+        answer = await roomy.post("/detokenize", json={"tokens": tokens})
+        assert answer.json()["error"]["param"] == param
 
 
 def status_of(parse: Callable[[bytes], Any], data: bytes) -> int:

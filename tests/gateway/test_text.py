@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models
@@ -89,6 +92,30 @@ def test_a_template_that_is_missing_or_does_not_compile_is_refused_at_start(tmp_
     for file in (broken, tmp_path / "missing.jinja"):
         with pytest.raises(ConfigError, match=str(file)):
             load_chat_template(tmp_path, file)
+
+
+async def test_a_long_text_does_not_hold_up_the_event_loop(model: ServedModel) -> None:
+    tokenizing = Tokenizing(model.tokenizer, None)
+    loop = asyncio.get_running_loop()
+
+    async def held_up(work: Coroutine[Any, Any, Any]) -> tuple[float, float, Any]:
+        """The longest time for which nothing else could run, the time that the work took, and its result."""
+        began = ticked = loop.time()
+        worst = 0.0
+        task = asyncio.create_task(work)
+        while not task.done():
+            await asyncio.sleep(0.001)
+            ticked, before = loop.time(), ticked
+            worst = max(worst, ticked - before)
+        return worst, loop.time() - began, task.result()
+
+    text = "hello world " * 100_000
+    worst, took, ids = await held_up(tokenizing.encode(text))
+    assert worst < took / 2
+    worst, took, back = await held_up(tokenizing.decode(ids))
+    assert worst < took / 2
+    assert back == "<bos>" + text
+    tokenizing.close()
 
 
 async def test_more_waiting_texts_than_the_bound_are_refused(model: ServedModel) -> None:
