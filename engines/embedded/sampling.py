@@ -10,6 +10,7 @@ from torch import Tensor
 from kvcache.control import Sampling, TokenLogprob
 
 TOP_P_CANDIDATES = 1024
+LEAST_TEMPERATURE = torch.finfo(torch.float32).tiny
 
 
 def check_sampling(sampling: Sampling, vocab_size: int) -> None:
@@ -52,7 +53,8 @@ class Sampler:
             if not math.isfinite(logits[best]):
                 raise ValueError("the best logit is no number")
             return best
-        scores = logits / sampling.temperature
+        # The best one's score is 0 at every temperature: however low that is, nothing divides to infinity.
+        scores = (logits - logits.max()) / max(sampling.temperature, LEAST_TEMPERATURE)
         candidates: Tensor | None = None
         if 0 < sampling.top_k < scores.numel():
             scores, candidates = scores.topk(sampling.top_k)

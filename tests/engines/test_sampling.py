@@ -37,6 +37,12 @@ def test_a_low_temperature_sharpens() -> None:
     assert counts[0] / 2000 == pytest.approx(0.36 / 0.52, abs=0.03)
 
 
+@pytest.mark.parametrize("temperature", [1e-12, 1e-38, 1e-45, 5e-324])
+@pytest.mark.parametrize("limits", [{}, {"top_k": 2}, {"top_p": 0.5}])
+def test_a_temperature_next_to_zero_takes_the_likeliest(temperature: float, limits: dict[str, Any]) -> None:
+    assert draws(torch.tensor([7.0, 9.0, float("-inf"), -4.0]), 20, temperature=temperature, **limits) == {1: 20}
+
+
 def test_top_k_leaves_k_tokens() -> None:
     assert set(draws(logits_of([0.1, 0.2, 0.3, 0.4]), 300, top_k=2)) == {2, 3}
     assert draws(logits_of([0.1, 0.2, 0.3, 0.4]), 20, top_k=1) == {3: 20}
