@@ -135,7 +135,10 @@ class ControlStreams:
         beat = control.encode(Beat())
         while True:
             data = await session.next_outbound(self._config.beat_s)
-            await send({"type": "websocket.send", "bytes": beat if data is None else data})
+            try:
+                await send({"type": "websocket.send", "bytes": beat if data is None else data})
+            except OSError as error:  # how ASGI says that the other side is gone
+                raise NodeLost("closed") from error
 
     def _route(self, session: NodeSession, message: FromNode) -> None:
         match message:

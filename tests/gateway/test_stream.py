@@ -227,6 +227,29 @@ async def test_a_joined_node_that_breaks_the_protocol_is_lost(stage: Open, misus
     await one.until(lambda: one.gateway.registry.node("d") is None)
 
 
+async def test_a_stream_that_is_closed_under_a_write_is_a_lost_node_and_no_error_of_ours(
+    stage: Open, info: ModelInfo, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = await stage()
+    join = FakeNode(one.url, "d", Role.DECODE, info).join
+    events = [{"type": "websocket.connect"}, {"type": "websocket.receive", "bytes": control.encode(join)}]
+
+    async def receive() -> dict[str, Any]:
+        if not events:
+            await asyncio.Event().wait()
+        return events.pop(0)
+
+    async def send(event: Any) -> None:
+        if event["type"] == "websocket.send":
+            raise OSError
+
+    scope = {"client": ("127.0.0.1", 1), "headers": [(b"host", b"localhost")]}
+    async with asyncio.timeout(3):
+        await one.gateway._streams.serve(scope, receive, send)
+    assert one.gateway.registry.node("d") is None
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 async def test_a_message_before_join_is_refused(stage: Open) -> None:
     one = await stage()
     async with websockets.connect(one.url.replace("http", "ws") + "/v1/nodes/stream") as ws:
