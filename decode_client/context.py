@@ -21,13 +21,15 @@ from kvcache.transport import KvEndpoint
 class ClientLimits:
     """Times in seconds. ``scratch_bytes`` bounds what one peer may have sent that is not yet decoded.
 
-    A batch is what one thread decodes and checks at once. Every ``ack_every`` verified pieces are acknowledged. After
-    the Manifest the next missing piece is awaited for ``straggler_s``: longer than noticing a lost connection takes.
+    A batch is what one thread decodes and checks at once, or only checks where nothing is encoded. Every ``ack_every``
+    verified pieces are acknowledged. After the Manifest the next missing piece is awaited for ``straggler_s``: longer
+    than it takes to notice a lost connection.
     """
 
     max_jobs: int = 64
     clock_skew_s: float = 2.0
     batch_bytes: int = 1 << 20
+    digest_batch_bytes: int = 4 << 20
     scratch_bytes: int = 32 << 20
     ack_every: int = 16
     straggler_s: float = 8.0

@@ -26,6 +26,7 @@ from kvcache.transport import Expected, Peer, PeerRefused, PeerUnreachable
 from kvcache.wire import Abort, Ack, Announce, Data, Grant, Manifest, Open
 
 ABORT_DETAIL_CHARS = 200
+_PLAIN = frozenset({"raw"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Fetch:
         self._incoming = IncomingTransfer(plan, ticket, self._offered, context.transforms)
         self._threads = ThreadWork(context.executor)
         self._table: PageTable | None = None
-        self._landing: dict[int, memoryview | None] = {}
+        self._landing: dict[int, Landed] = {}
         self._landed: deque[Landed] = deque()
         self._arrival = asyncio.Event()
         self._announced = asyncio.Event()
@@ -160,21 +161,23 @@ class Fetch:
             return None
         if piece.seq in self._landing:
             peer.drop_payload(self.transfer, piece.seq)
+        views = self._context.pool.views(self._table.extents(piece))
         if data.codec == "raw":
-            self._landing[piece.seq] = None
-            return self._context.pool.views(self._table.extents(piece))
-        scratch = self._landing[piece.seq] = memoryview(bytearray(data.wire_bytes))
+            self._landing[piece.seq] = Landed(piece, views, None)
+            return views
+        scratch = memoryview(bytearray(data.wire_bytes))
+        self._landing[piece.seq] = Landed(piece, views, scratch)
         return [scratch]
 
     def on_data(self, peer: Peer, data: Data) -> None:
         """A payload has arrived in the target that it was given."""
         if peer is not self.peer or data.seq not in self._landing:
             return
-        payload = self._landing.pop(data.seq)
+        landed = self._landing.pop(data.seq)
         self._incoming.arrived(data.seq)
-        self._landed.append(Landed(self._incoming.plan.pieces[data.seq], payload))
-        if payload is not None:
-            self._scratch.hold(peer, payload.nbytes)
+        self._landed.append(landed)
+        if landed.payload is not None:
+            self._scratch.hold(peer, landed.payload.nbytes)
         self._arrival.set()
 
     def on_broken(self, peer: Peer, unfinished: Data | None) -> None:
@@ -229,11 +232,12 @@ class Fetch:
             if not self._landed:
                 await self._next_arrival()
             batch, size = [], 0
-            while self._landed and size < limits.batch_bytes:
+            most = limits.digest_batch_bytes if codec.members == _PLAIN else limits.batch_bytes
+            while self._landed and size < most:
                 batch.append(self._landed.popleft())
                 size += batch[-1].piece.nbytes
             try:
-                digests = await self._threads.start(check_batch, plan, self._table, self._context.pool, codec, batch)
+                digests = await self._threads.start(check_batch, plan, codec, batch)
             finally:
                 self._drop(peer, batch)
             for seq, digest in digests:

@@ -5,31 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvcache.blocks import PageTable
 from kvcache.codecs import CodecError, CodecSet
 from kvcache.digest import wire_digest
-from kvcache.hostpool import HostPool
 from kvcache.plan import Piece, TransferPlan
 
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """A piece whose payload has arrived: in its pages already (``payload`` None), or encoded in scratch."""
+    """A piece on its way into ``views``, its place in the pages: straight (``payload`` None), or encoded by scratch."""
 
     piece: Piece
+    views: Sequence[memoryview]
     payload: memoryview | None
 
 
-def check_batch(
-    plan: TransferPlan, table: PageTable, pool: HostPool, codecs: CodecSet, batch: Sequence[Landed]
-) -> list[tuple[int, bytes]]:
+def check_batch(plan: TransferPlan, codecs: CodecSet, batch: Sequence[Landed]) -> list[tuple[int, bytes]]:
     """Bring pieces into their pages and digest what arrived, as the wire has it: (seq, digest) each. Runs in a thread.
 
     Raises CodecError for a payload that does not decode.
     """
     digests = []
     for landed in batch:
-        views, codec = pool.views(table.extents(landed.piece)), codecs.of(plan, landed.piece)
+        views, codec = landed.views, codecs.of(plan, landed.piece)
         if landed.payload is not None:
             try:
                 codec.decode(landed.payload, views, plan.tensor(landed.piece).dtype, plan.shape(landed.piece))

@@ -80,6 +80,19 @@ class PageGeometry:
 
 
 @dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a tensor lies: from ``inside`` of its layer's page for block 0, or of its layer's first page.
+
+    ``nbytes`` is a token's, or the whole state's.
+    """
+
+    state: bool
+    page: int
+    inside: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class PageTable:
     """The pages of one transfer, in canonical order, and the way from a piece to its bytes."""
 
@@ -88,27 +101,35 @@ class PageTable:
     stop: int
     pages: tuple[int, ...]
     _first: dict[tuple[int, int], int] = field(repr=False)
+    _places: dict[tuple[int, int, int], _Place] = field(default_factory=dict, repr=False)
 
     def extents(self, piece: Piece) -> list[Extent]:
         """Where a piece's bytes lie, in canonical order."""
-        group = self.geometry.layout.groups[piece.group]
-        tensors = group.layers[piece.layer].tensors
-        spec = tensors[piece.tensor]
-        base = self._first[piece.group, piece.layer]
-        if group.kind is GroupKind.STATE:
-            begin = sum(t.nbytes for t in tensors[: piece.tensor])
-            return self._run(base, begin, spec.nbytes)
+        key = piece.group, piece.layer, piece.tensor
+        place = self._places.get(key)
+        if place is None:
+            place = self._places[key] = self._place(piece)
+        if place.state:
+            return self._run(place.page, place.inside, place.nbytes)
         block = self.geometry.block_tokens
-        inside = sum(t.nbytes for t in tensors[: piece.tensor]) * block
-        first_block = self.geometry.first_block(group, self.start, self.stop)
         found = []
         token = piece.start
         while token < piece.stop:
             end = min(piece.stop, (token // block + 1) * block)
-            page = self.pages[base + token // block - first_block]
-            found.append(Extent(page, inside + token % block * spec.nbytes, (end - token) * spec.nbytes))
+            page = self.pages[place.page + token // block]
+            found.append(Extent(page, place.inside + token % block * place.nbytes, (end - token) * place.nbytes))
             token = end
         return found
+
+    def _place(self, piece: Piece) -> _Place:
+        group = self.geometry.layout.groups[piece.group]
+        tensors = group.layers[piece.layer].tensors
+        base, before = self._first[piece.group, piece.layer], sum(t.nbytes for t in tensors[: piece.tensor])
+        nbytes = tensors[piece.tensor].nbytes
+        if group.kind is GroupKind.STATE:
+            return _Place(True, base, before, nbytes)
+        first = self.geometry.first_block(group, self.start, self.stop)
+        return _Place(False, base - first, before * self.geometry.block_tokens, nbytes)
 
     def _run(self, base: int, begin: int, nbytes: int) -> list[Extent]:
         size = self.geometry.page_bytes

@@ -58,6 +58,7 @@ class IncomingTransfer:
         self._codec: codecs.CodecSet | None = None
         self._digests: dict[int, bytes] = {}
         self._under_way: set[int] = set()
+        self._kinds: dict[tuple[int, int, int], tuple[str, codecs.Codec]] = {}
         self._verified: set[int] = set()
 
     @property
@@ -96,10 +97,15 @@ class IncomingTransfer:
         if not 0 <= data.seq < len(self.plan.pieces):
             raise TransferViolation("seq", f"{data.seq}, but the plan ends at {len(self.plan.pieces) - 1}")
         piece = self.plan.pieces[data.seq]
-        for field in ("group", "layer", "tensor", "start", "stop"):
-            self._same(field, getattr(data, field), getattr(piece, field))
-        self._same("dtype", data.dtype, self.plan.tensor(piece).dtype.value)
-        codec = self._codec.of(self.plan, piece)
+        tensor = piece.group, piece.layer, piece.tensor
+        if (data.group, data.layer, data.tensor, data.start, data.stop) != (*tensor, piece.start, piece.stop):
+            for field in ("group", "layer", "tensor", "start", "stop"):
+                self._same(field, getattr(data, field), getattr(piece, field))
+        kind = self._kinds.get(tensor)
+        if kind is None:
+            kind = self._kinds[tensor] = self.plan.tensor(piece).dtype.value, self._codec.of(self.plan, piece)
+        dtype, codec = kind
+        self._same("dtype", data.dtype, dtype)
         self._same("codec", data.codec, codec.name)
         self._same("raw_bytes", data.raw_bytes, piece.nbytes)
         limit = codec.max_wire_bytes(piece.nbytes)
@@ -171,6 +177,7 @@ class OutgoingTransfer:
         """Payload bytes of the headers made so far."""
         self.transfer = ticket.transfer
         self._digests: list[bytes] = []
+        self._dtypes: dict[tuple[int, int, int], str] = {}
 
     @property
     def sent(self) -> int:
@@ -194,6 +201,10 @@ class OutgoingTransfer:
         else:
             self._digests.append(digest)
             self.wire_bytes += wire_bytes
+        tensor = piece.group, piece.layer, piece.tensor
+        dtype = self._dtypes.get(tensor)
+        if dtype is None:
+            dtype = self._dtypes[tensor] = self.plan.tensor(piece).dtype.value
         return Data(
             self.transfer,
             piece.seq,
@@ -202,7 +213,7 @@ class OutgoingTransfer:
             piece.tensor,
             piece.start,
             piece.stop,
-            self.plan.tensor(piece).dtype.value,
+            dtype,
             codec,
             piece.nbytes,
             wire_bytes,

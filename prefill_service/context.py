@@ -17,8 +17,8 @@ from kvcache.transport import KvEndpoint
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
-    """Times in seconds. A batch is what one thread encodes at once; ``batches_ahead`` of them wait for the wire, where
-    frames of up to ``wire_bytes_ahead`` wait for room on a connection.
+    """Times in seconds. A batch is what one thread encodes at once, or only digests where nothing is encoded;
+    ``batches_ahead`` of them wait for the wire, where frames of up to ``wire_bytes_ahead`` wait for a connection's room.
     """
 
     open_wait_s: float = 2.0
@@ -26,6 +26,7 @@ class ServiceLimits:
     max_early_opens: int = 64
     clock_skew_s: float = 2.0
     batch_bytes: int = 1 << 20
+    digest_batch_bytes: int = 4 << 20
     batches_ahead: int = 2
     wire_bytes_ahead: int = 4 << 20
     engine_patience_s: float = 30.0

@@ -170,7 +170,7 @@ class Export:
             self._context.pool,
             self._codec,
             self._threads,
-            batch_bytes=limits.batch_bytes,
+            batch_bytes=limits.digest_batch_bytes if self._codec.members == {"raw"} else limits.batch_bytes,
             batches_ahead=limits.batches_ahead,
             wire_bytes_ahead=limits.wire_bytes_ahead,
         )

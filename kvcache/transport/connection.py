@@ -189,7 +189,8 @@ class Connection:
                     if self._channel.buffered:
                         self._loop.call_soon(self._read)
                     break
-                count = self._channel.receive(self._parser.get_buffers())
+                buffers = self._parser.get_buffers()
+                count = self._channel.receive(buffers)
                 if count is None:
                     break
                 if count == 0:
@@ -197,6 +198,9 @@ class Connection:
                     return
                 turn += count
                 self._parser.buffer_updated(count)
+                if count < sum(map(len, buffers)):
+                    self._deliver_frames()  # the socket is empty: its next bytes call this again
+                    break
         except WireError as error:
             self.user.close(f"sent what is no frame: {error}")
         except OSError as error:
