@@ -31,6 +31,8 @@ GIB = 1 << 30
 LIBRARY = Path(__file__).with_name("peer_reads.py")
 LINK = LinkSettings(rate_bps=1e9, delay_s=0.015)
 PLACES = {"loopback": None, "no-loss": LINK, "loss": replace(LINK, loss=0.001)}
+OWN_SYSFS = ("unshare", "--mount", "sh", "-c", 'mount -t sysfs none /sys && exec "$@"', "sh")
+"""UCX looks for network devices in /sys, which shows those of the namespace that mounted it."""
 
 
 class Measured(NamedTuple):
@@ -81,7 +83,7 @@ def library(near: Place, far: Place, nbytes: int, name: str, python: str) -> Mea
     def measure() -> Measured:
         with tempfile.TemporaryDirectory() as directory:
             room = Path(directory)
-            command, end = (python, str(LIBRARY), name), (directory, str(nbytes), str(READS))
+            command, end = (*OWN_SYSFS, python, str(LIBRARY), name), (directory, str(nbytes), str(READS))
             offering = near.start((*command, "offer", near.address, *end), **quiet)
             try:
                 await_file(room / "offer")
