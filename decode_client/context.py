@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from engines.protocol import Engine
 from kvcache.blocks import PageGeometry
 from kvcache.codecs import Transform
+from kvcache.codecs.meter import CodecMeter
 from kvcache.control import FromNode
 from kvcache.hostpool import HostPool
 from kvcache.room import PageRoom
@@ -40,9 +41,9 @@ class ClientLimits:
 class ClientContext:
     """Handed in by the node. ``engine`` gives the running engine, or None while there is none.
 
-    ``executor`` runs decoders and digests; ``report`` sends to the gateway and never waits; ``public_key``,
-    ``chunk_tokens`` and ``fingerprint`` are this node's, and a ticket must name the same. ``transforms`` are the
-    calibrations at hand.
+    ``executor`` runs decoders and digests, which ``meter`` counts; ``report`` sends to the gateway and never waits;
+    ``public_key``, ``chunk_tokens`` and ``fingerprint`` are this node's, and a ticket must name the same.
+    ``transforms`` are the calibrations at hand.
     """
 
     public_key: bytes
@@ -58,3 +59,4 @@ class ClientContext:
     tokenizer: Tokenizer
     transforms: tuple[Transform, ...] = ()
     limits: ClientLimits = field(default_factory=ClientLimits)
+    meter: CodecMeter = field(default_factory=CodecMeter)

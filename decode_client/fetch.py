@@ -237,7 +237,7 @@ class Fetch:
                 batch.append(self._landed.popleft())
                 size += batch[-1].piece.nbytes
             try:
-                digests = await self._threads.start(check_batch, plan, codec, batch)
+                digests = await self._threads.start(check_batch, plan, codec, self._context.meter, batch)
             finally:
                 self._drop(peer, batch)
             for seq, digest in digests:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvcache.codecs import CodecError, CodecSet
+from kvcache.codecs.meter import CodecMeter
 from kvcache.digest import wire_digest
 from kvcache.plan import Piece, TransferPlan
 
@@ -19,12 +21,14 @@ class Landed:
     payload: memoryview | None
 
 
-def check_batch(plan: TransferPlan, codecs: CodecSet, batch: Sequence[Landed]) -> list[tuple[int, bytes]]:
+def check_batch(
+    plan: TransferPlan, codecs: CodecSet, meter: CodecMeter, batch: Sequence[Landed]
+) -> list[tuple[int, bytes]]:
     """Bring pieces into their pages and digest what arrived, as the wire has it: (seq, digest) each. Runs in a thread.
 
     Raises CodecError for a payload that does not decode.
     """
-    digests = []
+    digests, began = [], time.thread_time()
     for landed in batch:
         views, codec = landed.views, codecs.of(plan, landed.piece)
         if landed.payload is not None:
@@ -34,4 +38,5 @@ def check_batch(plan: TransferPlan, codecs: CodecSet, batch: Sequence[Landed]) -
                 raise CodecError(f"piece {landed.piece.seq}: {error}") from error
         arrived = views if landed.payload is None else [landed.payload]
         digests.append((landed.piece.seq, wire_digest(codec.exact, views, arrived)))
+    meter.decoded(codecs.name, sum(landed.piece.nbytes for landed in batch), time.thread_time() - began)
     return digests

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-from gateway.sessions import NodeLost, NodeSession
+from gateway.sessions import NodeLost, NodeSession, codec_quality
 from kvcache.control import (
     Cancelled,
     Delta,
@@ -24,6 +24,7 @@ from kvcache.control import (
     PrefillStarted,
     TransferDone,
 )
+from kvcache.quality import Quality
 from scheduler.decision import Option
 from scheduler.speeds import LinkSpeed
 
@@ -70,13 +71,17 @@ class Attempt:
         leg: PrefillLeg | None,
         decode: NodeSession,
         job: GenerateJob,
+        quality: Quality,
     ) -> None:
         self.number = number
         self.option = option
         self.transfer = transfer
         self.leg = leg
         self.decode = decode
+        self.codec: str | None = None
+        """What the KV came by, once it has."""
         self._job = job
+        self._quality = quality
         self._items: deque[Delta | Finished] = deque()
         self._failure: AttemptFailed | None = None
         self._wake = asyncio.Event()
@@ -97,7 +102,7 @@ class Attempt:
             self.decode.awaited[self.transfer.hex()] = self
             self.leg.node.jobs[self.transfer.hex()] = self
             self.leg.node.prefill_tokens += self.leg.stop - self.leg.start
-            self._queued_bytes = self.option.transfer_bytes
+            self._queued_bytes = self.option.wire_bytes
             self.leg.link.started(self._queued_bytes)
         try:
             if self.leg is not None:
@@ -153,7 +158,12 @@ class Attempt:
                 node.speed.observe(message.tokens, message.compute_s)
                 self._computing_ended()
             case TransferDone() if node is self.decode and not self._transferred and self._plausible(message):
-                self._on_transferred(message)
+                needed = codec_quality(message.codec)
+                if needed is not None and self._quality.allows(needed):
+                    self._on_transferred(message, needed)
+                else:
+                    detail = f"{message.codec[:40]!r} is beyond {self._quality}"
+                    self._fail(AttemptFailed("transfer", "codec", detail, node.node_id))
             case Delta() | Finished() if node is self.decode and self._transferred:
                 self._on_answer(message)
             case Failed():
@@ -180,6 +190,8 @@ class Attempt:
             "prefill_node": self.option.prefill_node,
             "decode_node": self.option.decode_node,
             "codec": None if self.leg is None else self.option.codec,
+            "exactness": None if self.leg is None else self.option.quality.value,
+            "quality": self._quality.value,
             "outcome": outcome,
             "cause": None if failure is None else failure.cause,
             "stage": None if failure is None else failure.stage,
@@ -199,14 +211,16 @@ class Attempt:
         sizes = 0 < done.raw_bytes <= self.option.transfer_bytes and done.wire_bytes > 0
         return sizes and all(isfinite(seconds) and seconds >= 0 for seconds in times)
 
-    def _on_transferred(self, done: TransferDone) -> None:
+    def _on_transferred(self, done: TransferDone, exactness: Quality) -> None:
         assert self.leg is not None
         self._transferred = True
         self._transfer_ended()
         now = asyncio.get_running_loop().time()
-        self.leg.link.observe(done.raw_bytes, done.wire_bytes, done.transfer_s, done.exposed_s, now)
+        self.leg.link.observe(done.wire_bytes, done.transfer_s, done.exposed_s, now, self.option.codec_s)
+        self.codec = done.codec
         self._figures.update(
             codec=done.codec,
+            exactness=exactness.value,
             raw_bytes=done.raw_bytes,
             wire_bytes=done.wire_bytes,
             transfer_s=done.transfer_s,

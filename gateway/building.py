@@ -52,7 +52,7 @@ class AttemptBuilder:
             source=source,
             deadline=deadline,
         )
-        return Attempt(number, option, transfer, leg, decode, job)
+        return Attempt(number, option, transfer, leg, decode, job, prompted.facts.quality)
 
     def _leg(
         self,
@@ -94,7 +94,8 @@ class AttemptBuilder:
         job = PrefillJob(ticket, prompted.token_ids, option.codec, priority, dial)
         link = self._registry.link(prefill.join.cluster)
         leg = PrefillLeg(prefill, job, link, 0, stop, chunk)
-        return leg, KvSource(ticket, prefill.node_id, prefill.incarnation, prefill.join.public_key, accepts)
+        quality = prompted.facts.quality
+        return leg, KvSource(ticket, prefill.node_id, prefill.incarnation, prefill.join.public_key, accepts, quality)
 
     def _node(self, node_id: str) -> NodeSession:
         node = self._registry.node(node_id)

@@ -44,6 +44,7 @@ class Exchange:
             (b"x-prfaas-route", route.route.encode()),
             (b"x-prfaas-route-reason", route.reason.encode()),
             (b"x-prfaas-prefill", route.prefill.encode()),
+            (b"x-prfaas-kv-codec", route.codec.encode()),
         ]
 
     def gone(self) -> None:

@@ -16,7 +16,7 @@ def gather(
     """What a decision may know; nodes named in ``without`` failed this request already and are left out."""
     clusters = tuple(_cluster(registry, cluster, now, without) for cluster in registry.clusters)
     decoders = tuple(
-        _decoder(node)
+        _decoder(node, now)
         for node in registry.nodes(registry.local_cluster, Role.DECODE)
         if node.accepting and node.node_id not in without
     )
@@ -25,7 +25,14 @@ def gather(
 
 def _cluster(registry: Registry, cluster: Cluster, now: float, without: Collection[str]) -> ClusterFacts:
     nodes = tuple(
-        PrefillNodeFacts(node.node_id, node.queued_tokens, node.free_slots, node.speed.tokens_per_s)
+        PrefillNodeFacts(
+            node.node_id,
+            node.queued_tokens,
+            node.free_slots,
+            node.speed.tokens_per_s,
+            codecs=node.codecs.facts(now),
+            egress_bytes_per_s=registry.lease(node) or None,
+        )
         for node in registry.nodes(cluster.name, Role.PREFILL)
         if node.accepting and node.node_id not in without
     )
@@ -33,6 +40,7 @@ def _cluster(registry: Registry, cluster: Cluster, now: float, without: Collecti
     return ClusterFacts(cluster.name, cluster.local, reachable, nodes, registry.link(cluster.name).facts(now))
 
 
-def _decoder(node: NodeSession) -> DecodeNodeFacts:
+def _decoder(node: NodeSession, now: float) -> DecodeNodeFacts:
     running = max(len(node.jobs), node.heartbeat.running if node.heartbeat else 0)
-    return DecodeNodeFacts(node.node_id, running, node.free_slots, node.speed.tokens_per_s)
+    codecs = node.codecs.facts(now)
+    return DecodeNodeFacts(node.node_id, running, node.free_slots, node.speed.tokens_per_s, codecs=codecs)

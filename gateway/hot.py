@@ -23,8 +23,9 @@ from gateway.openai.requests import GenerationRequest, parse_chat, parse_complet
 from gateway.openai.responses import Answer
 from gateway.tokenizing import Tokenizing
 from kvcache.control import Finished
+from kvcache.quality import Quality
 from scheduler.facts import RequestFacts, RouteHint
-from scheduler.sizes import transfer_bytes
+from scheduler.sizes import last_chunk, transfer_bytes
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,6 @@ Parse = Callable[[bytes], GenerationRequest]
 READ_GRACE_S = 5.0
 """How long after its deadline an answer that is ready may still wait for a client that does not read."""
 
-KV_QUALITIES = ("exact", "near", "compact")
 _REQUEST_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
 
 
@@ -183,18 +183,21 @@ class Generation:
                 code="model_not_found",
             )
         hint, hint_cluster = self._route_hint(scope, principal)
-        quality = header(scope, b"x-prfaas-kv-quality")
-        if quality is not None and quality not in KV_QUALITIES:
-            raise bad_field("x-prfaas-kv-quality", f"x-prfaas-kv-quality must be one of {', '.join(KV_QUALITIES)}")
+        quality = _quality(scope)
         token_ids = await self._token_ids(request)
         sampling = msgspec.structs.replace(request.sampling, max_tokens=self._room(request, len(token_ids)))
+        layout, stop, chunk = self._s.model.layout, len(token_ids) - 1, self._s.registry.chunk_tokens
+        last_tokens, last_bytes = (0, 0) if chunk is None else last_chunk(layout, 0, stop, chunk)
         facts = RequestFacts(
             request_id=secrets.token_hex(12),
             prompt_tokens=len(token_ids),
-            transfer_bytes=transfer_bytes(self._s.model.layout, 0, len(token_ids) - 1),
+            transfer_bytes=transfer_bytes(layout, 0, stop),
             hint=hint,
             hint_cluster=hint_cluster,
             allowed_clusters=principal.clusters,
+            quality=quality,
+            last_tokens=last_tokens,
+            last_bytes=last_bytes,
         )
         return Prompted(exchange.request_id, exchange.path, facts, token_ids, sampling)
 
@@ -261,6 +264,16 @@ class Generation:
         if done is not None:
             self._s.metrics.prompt_tokens.inc(done.prompt_tokens)
             self._s.metrics.generation_tokens.inc(done.completion_tokens)
+
+
+def _quality(scope: Scope) -> Quality:
+    """How inexact the request lets its KV become; exact unless it says otherwise. Raises ApiError."""
+    name = "x-prfaas-kv-quality"
+    value = header(scope, name.encode())
+    try:
+        return Quality.EXACT if value is None else Quality(value)
+    except ValueError:
+        raise bad_field(name, f"{name} must be one of {', '.join(Quality)}") from None
 
 
 async def _disconnected(receive: Receive) -> None:

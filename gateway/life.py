@@ -52,11 +52,12 @@ class Services:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What the response headers say."""
+    """What the response headers say. ``codec`` is ``none`` where no KV was sent."""
 
     route: str
     reason: str
     prefill: str
+    codec: str
 
 
 class RequestLife:
@@ -81,7 +82,8 @@ class RequestLife:
         attempt = self._attempts[-1]
         decision = self._decisions[attempt.number - 1]  # a later one may have been refused
         name = f"remote:{attempt.option.cluster}" if decision.remote else "local"
-        return Route(name, decision.reason.value, "in-place" if attempt.leg is None else "node")
+        prefill = "in-place" if attempt.leg is None else "node"
+        return Route(name, decision.reason.value, prefill, attempt.codec or "none")
 
     @property
     def finished(self) -> Finished | None:

@@ -7,13 +7,17 @@ from collections import OrderedDict, deque
 from typing import Protocol
 
 from kvcache import control
-from kvcache.control import Cancel, Heartbeat, Join, ToNode
+from kvcache.control import Cancel, CodecWork, Heartbeat, Join, ToNode
+from kvcache.quality import Quality
+from scheduler.codec_speeds import CodecSpeeds, Work
 from scheduler.speeds import PrefillSpeed
 
 MAX_BACKLOG_BYTES = 64 << 20
 MAX_BACKLOG_MESSAGES = 4096
 MAX_CANCELS = 4096
 MAX_LINGERING = 256
+MAX_CODECS = 64
+MAX_CODEC_CHARS = 256
 
 
 class NodeLost(Exception):
@@ -45,6 +49,11 @@ class NodeSession:
         self.last_heard = now
         self.heartbeat: Heartbeat | None = None
         self.speed = PrefillSpeed()
+        self.codecs = CodecSpeeds()
+        for work in join.codecs[:MAX_CODECS]:
+            quality = codec_quality(work.codec)
+            if quality is not None:
+                self.codecs.know(work.codec, quality, *_encoded_decoded(work))
         self.jobs: dict[str, JobOwner] = {}
         self.awaited: dict[str, JobOwner] = {}
         self.prefill_tokens = 0
@@ -76,6 +85,13 @@ class NodeSession:
         """Prompt tokens that wait there or are being computed."""
         counted = 0 if self.heartbeat is None else self.heartbeat.queued_tokens
         return max(counted, self.prefill_tokens)
+
+    def heard(self, heartbeat: Heartbeat, now: float) -> None:
+        """Take what it says of itself, and learn from what its codecs have done since it last said so."""
+        self.heartbeat = heartbeat
+        self.speed.claim(heartbeat.prefill_tokens_per_s)
+        for work in heartbeat.codecs[:MAX_CODECS]:
+            self.codecs.count(work.codec, *_encoded_decoded(work), now)
 
     def send(self, message: ToNode) -> None:
         """Queue a message. Raises NodeLost where the stream is gone, or too slow for what is queued already."""
@@ -142,3 +158,16 @@ class NodeSession:
         self.awaited.clear()
         for owner in owners.values():
             owner.on_node_lost(self, cause)
+
+
+def codec_quality(name: str) -> Quality | None:
+    """The strictest level that allows every codec in a set of that name; None for what no level does."""
+    if len(name) > MAX_CODEC_CHARS:
+        return None
+    default, *choices = name.split(",")
+    return Quality.needed_for([default, *(choice.partition("=")[2] for choice in choices)])
+
+
+def _encoded_decoded(work: CodecWork) -> tuple[Work, Work]:
+    encoded = Work(work.encoded_bytes, work.wire_bytes, work.encode_s)
+    return encoded, Work(work.decoded_bytes, work.decoded_bytes, work.decode_s)

@@ -165,8 +165,7 @@ class ControlStreams:
             owner.on_message(session, message)
 
     def _heard(self, session: NodeSession, heartbeat: Heartbeat) -> None:
-        session.heartbeat = heartbeat
-        session.speed.claim(heartbeat.prefill_tokens_per_s)
+        session.heard(heartbeat, session.last_heard)
         lease = self._registry.lease(session)
         if lease is not None:
             session.send(RateLease(lease))

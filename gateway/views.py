@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -28,7 +29,6 @@ def cluster_view(registry: Registry, cluster: Cluster, now: float) -> dict[str, 
             "bytes_per_s": link.bytes_per_s,
             "rtt_s": link.rtt_s,
             "queued_bytes": link.queued_bytes,
-            "wire_ratio": link.wire_ratio,
             "fresh": link.fresh,
         },
     }
@@ -51,6 +51,7 @@ def node_view(node: NodeSession, now: float) -> dict[str, Any]:
         "free_slots": node.free_slots,
         "queued_tokens": node.queued_tokens,
         "prefill_tokens_per_s": node.speed.tokens_per_s,
+        "codecs": [asdict(codec) for codec in node.codecs.facts(now)],
         "heartbeat": None if node.heartbeat is None else msgspec.to_builtins(node.heartbeat),
     }
 

@@ -66,11 +66,28 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     logprob: float
 
 
+class CodecWork(msgspec.Struct, frozen=True):
+    """What a set of codecs has done on a node: raw bytes and processor seconds, digests included, 0 for nothing.
+
+    ``wire_bytes`` is what the ``encoded_bytes`` became.
+    """
+
+    codec: str
+    encoded_bytes: int = 0
+    wire_bytes: int = 0
+    encode_s: float = 0.0
+    decoded_bytes: int = 0
+    decode_s: float = 0.0
+
+
 # ---- node -> gateway
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
-    """First message of a node. ``kv_address`` None says that this node only dials."""
+    """First message of a node. ``kv_address`` None says that this node only dials.
+
+    ``codecs`` are the sets of codecs that it has for this model, as it measured them when it started.
+    """
 
     node_id: str
     incarnation: str
@@ -81,10 +98,14 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     model: ModelInfo
     version: str
     max_queue: int
+    codecs: tuple[CodecWork, ...] = ()
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
-    """Once a second, and at once after a change of ``accepting``. Rates are 0 while nothing was measured."""
+    """Once a second, and at once after a change of ``accepting``. Rates are 0 while nothing was measured.
+
+    ``codecs`` is what those of the Join have done in transfers since the node started.
+    """
 
     accepting: bool
     queued_jobs: int
@@ -97,6 +118,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     open_transfers: int
     detail: str = ""
     links: tuple[LinkReport, ...] = ()
+    codecs: tuple[CodecWork, ...] = ()
 
 
 class LinkReport(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import StrEnum
 
 
@@ -23,6 +24,22 @@ class Quality(StrEnum):
         """
         return _ALLOWED[self]
 
+    def allows(self, needed: Quality) -> bool:
+        """Whether what needs that level may be used at this one."""
+        levels = list(Quality)
+        return levels.index(needed) <= levels.index(self)
+
+    @classmethod
+    def needed_for(cls, members: Collection[str]) -> Quality | None:
+        """The strictest level that allows all codecs of these names; None where no level does."""
+        plain = [name for name in members if not name.startswith(TRANSFORM_PREFIX)]
+        transformed = len(plain) < len(members)
+        levels = (level for level in cls if level is Quality.COMPACT or not transformed)
+        return next((level for level in levels if set(plain).issubset(level.codecs)), None)
+
+
+TRANSFORM_PREFIX = "transform:"
+"""How the names of calibrations begin."""
 
 _ALLOWED = {
     Quality.EXACT: ("raw", "lossless"),

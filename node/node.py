@@ -19,9 +19,12 @@ from engines.process import EngineProcess
 from engines.protocol import Engine, EngineInfo, Loading
 from engines.spec import EngineSpec
 from kvcache.blocks import PageGeometry, PagePool
+from kvcache.codecs.candidates import candidates
+from kvcache.codecs.meter import CodecMeter
 from kvcache.control import (
     Cancel,
     Cancelled,
+    CodecWork,
     Drain,
     Failed,
     FromNode,
@@ -38,6 +41,7 @@ from kvcache.hostpool import HostPool
 from kvcache.room import PageRoom
 from kvcache.ticket import claimed_transfer
 from kvcache.transport import KvEndpoint, LocalIdentity
+from node.codec_start import measure
 from node.config import ConfigError, NodeConfig
 from node.control import ControlStream
 from node.identity import Identity
@@ -74,6 +78,8 @@ class Node:
         self._listen_tls = listening_context(config.kv_tls)
         self._rates = Rates()
         self._executor = ThreadPoolExecutor(CODEC_THREADS, thread_name_prefix="kv-codec")
+        self._codecs = candidates(model.layout, model.transforms)
+        self._meter = CodecMeter(each.name for each in self._codecs)
         self._pool = HostPool.create(self._geometry.page_bytes, pages)
         self._room = PageRoom(PagePool(pages), config.max_queue + config.max_running)
         self._keeper = EngineKeeper(lambda: start_engine(self._pool), self._beat)
@@ -88,6 +94,7 @@ class Node:
         )
         self._control = ControlStream(config.stream_url, self, join_token=config.join_token, tls=self._gateway_tls)
         self._info: EngineInfo | None = None
+        self._codec_start: tuple[CodecWork, ...] = ()
         self._kv_address: KvAddress | None = None
         self._draining = False
         self._welcomed = asyncio.Event()
@@ -104,6 +111,9 @@ class Node:
 
     async def start(self) -> None:
         """Load the engine, open the KV port. Raises EngineLost, OSError, InsecureBind; ``close`` is due even then."""
+        self._codec_start = await asyncio.get_running_loop().run_in_executor(
+            self._executor, measure, self._model.layout, self._config.chunk_tokens, self._codecs
+        )
         self._info = (await self._keeper.start()).info
         self._rates.measured(self._info.prefill_tokens_per_s, self._info.decode_tokens_per_s)
         port = self._config.kv_port
@@ -158,6 +168,7 @@ class Node:
             model,
             _version(),
             self._config.max_queue,
+            self._codec_start,
         )
 
     def heartbeat(self) -> Heartbeat:
@@ -175,6 +186,7 @@ class Node:
             open_transfers=self._serving.open_transfers + self._asking.open_transfers,
             detail="draining" if self._draining else self._keeper.detail,
             links=self._endpoint.links(),
+            codecs=self._meter.totals(),
         )
 
     def on_welcome(self, welcome: Welcome) -> None:
@@ -251,6 +263,7 @@ class Node:
             report=self._report,
             transforms=self._model.transforms,
             limits=ServiceLimits(max_queue=self._config.max_queue),
+            meter=self._meter,
         )
 
     def _client_context(self) -> ClientContext:
@@ -268,6 +281,7 @@ class Node:
             tokenizer=self._model.tokenizer,
             transforms=self._model.transforms,
             limits=ClientLimits(max_jobs=self._config.max_queue + self._config.max_running),
+            meter=self._meter,
         )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from engines.protocol import Engine
 from kvcache.blocks import PageGeometry
 from kvcache.codecs import Transform
+from kvcache.codecs.meter import CodecMeter
 from kvcache.control import FromNode
 from kvcache.hostpool import HostPool
 from kvcache.room import PageRoom
@@ -36,8 +37,9 @@ class ServiceLimits:
 class ServiceContext:
     """Handed in by the node. ``engine`` gives the running engine, or None while there is none.
 
-    ``executor`` runs encoders and digests; ``report`` sends to the gateway and never waits; ``chunk_tokens`` and
-    ``fingerprint`` are this node's, and a ticket must name the same. ``transforms`` are the calibrations at hand.
+    ``executor`` runs encoders and digests, which ``meter`` counts; ``report`` sends to the gateway and never waits;
+    ``chunk_tokens`` and ``fingerprint`` are this node's, and a ticket must name the same. ``transforms`` are the
+    calibrations at hand.
     """
 
     node_id: str
@@ -53,3 +55,4 @@ class ServiceContext:
     report: Callable[[FromNode], None]
     transforms: tuple[Transform, ...] = ()
     limits: ServiceLimits = field(default_factory=ServiceLimits)
+    meter: CodecMeter = field(default_factory=CodecMeter)

@@ -169,6 +169,7 @@ class Export:
             table,
             self._context.pool,
             self._codec,
+            self._context.meter,
             self._threads,
             batch_bytes=limits.digest_batch_bytes if self._codec.members == {"raw"} else limits.batch_bytes,
             batches_ahead=limits.batches_ahead,

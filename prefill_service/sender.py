@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvcache.blocks import PageTable
 from kvcache.codecs import Buffer, CodecSet
+from kvcache.codecs.meter import CodecMeter
 from kvcache.digest import wire_digest
 from kvcache.hostpool import HostPool
 from kvcache.plan import Piece, TransferPlan
@@ -29,15 +31,22 @@ class Encoded:
 
 
 def encode_batch(
-    plan: TransferPlan, table: PageTable, pool: HostPool, codecs: CodecSet, pieces: Sequence[Piece]
+    plan: TransferPlan,
+    table: PageTable,
+    pool: HostPool,
+    codecs: CodecSet,
+    meter: CodecMeter,
+    pieces: Sequence[Piece],
 ) -> list[Encoded]:
     """Encode and digest exported pieces. Runs in a thread. Raises CodecError for what a codec cannot carry."""
-    encoded = []
+    encoded, began = [], time.thread_time()
     for piece in pieces:
         views, codec = pool.views(table.extents(piece)), codecs.of(plan, piece)
         payload = codec.encode(views, plan.tensor(piece).dtype, plan.shape(piece))
         size = sum(memoryview(part).nbytes for part in payload)
         encoded.append(Encoded(piece, codec.name, payload, size, wire_digest(codec.exact, views, payload)))
+    raw_bytes, wire_bytes = sum(piece.nbytes for piece in pieces), sum(each.wire_bytes for each in encoded)
+    meter.encoded(codecs.name, raw_bytes, wire_bytes, time.thread_time() - began)
     return encoded
 
 
@@ -53,6 +62,7 @@ class PieceSender:
         table: PageTable,
         pool: HostPool,
         codecs: CodecSet,
+        meter: CodecMeter,
         threads: ThreadWork,
         *,
         batch_bytes: int,
@@ -63,6 +73,7 @@ class PieceSender:
         self._table = table
         self._pool = pool
         self._codecs = codecs
+        self._meter = meter
         self._threads = threads
         self._batch_bytes = batch_bytes
         self._batches_ahead = batches_ahead
@@ -149,7 +160,9 @@ class PieceSender:
         return pieces
 
     def _encode(self, pieces: Sequence[Piece]) -> asyncio.Future[list[Encoded]]:
-        return self._threads.start(encode_batch, self._outgoing.plan, self._table, self._pool, self._codecs, pieces)
+        return self._threads.start(
+            encode_batch, self._outgoing.plan, self._table, self._pool, self._codecs, self._meter, pieces
+        )
 
     async def _send(self, peer: Peer, encoded: Encoded) -> None:
         """Put a frame on the wire, waiting while too many wait there already."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from kvcache.quality import Quality
 from scheduler.facts import Facts
 
 
@@ -30,8 +31,26 @@ class Refusal(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class CodecOption:
+    """One set of codecs that a transfer could use. ``allowed``: the request's quality allows it.
+
+    ``wire_bytes`` and ``predicted_ttft_s`` are None where something they need was never measured.
+    """
+
+    name: str
+    quality: Quality
+    allowed: bool
+    wire_bytes: int | None
+    predicted_ttft_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Option:
-    """One way to serve the request. ``predicted_ttft_s`` None: something it needs was never measured."""
+    """One way to serve the request. ``predicted_ttft_s`` None: something it needs was never measured.
+
+    ``codec`` is the chosen one of ``codecs`` and ``quality`` its; ``wire_bytes`` are what it is expected to send, the
+    raw bytes where that was never measured, and ``codec_s`` the least seconds that it needs for the transfer.
+    """
 
     cluster: str | None
     prefill_node: str | None
@@ -41,6 +60,10 @@ class Option:
     codec: str
     allowed: bool
     predicted_ttft_s: float | None
+    quality: Quality = Quality.EXACT
+    wire_bytes: int = 0
+    codec_s: float = 0.0
+    codecs: tuple[CodecOption, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

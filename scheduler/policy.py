@@ -9,23 +9,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from kvcache.quality import Quality
+from scheduler.codec_choice import choose_codec
 from scheduler.decision import Decision, Option, Reason, Refusal
 from scheduler.facts import ClusterFacts, DecodeNodeFacts, Facts, PrefillNodeFacts, RouteHint
-from scheduler.predict import compute_s, ttft_s
+from scheduler.predict import Export, compute_s
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyValues:
-    """Codecs inside the local cluster and across to another, and how exact predictions are taken to be.
+    """Codecs inside the local cluster and across to another, while nothing better was measured, and slack.
 
-    A remote way counts as slower only beyond ``slower_factor`` times the local prediction plus ``slower_slack_s``: a
-    difference within the error of the predictions must not overrule the threshold.
+    Both must be exact, which every request allows. A remote way counts as slower only beyond ``slower_factor`` times
+    the local prediction plus ``slower_slack_s``: a difference within the error of the predictions must not overrule the
+    threshold.
     """
 
     local_codec: str = "raw"
     remote_codec: str = "lossless"
     slower_factor: float = 1.25
     slower_slack_s: float = 0.05
+
+    def __post_init__(self) -> None:
+        for field in ("local_codec", "remote_codec"):
+            if getattr(self, field) not in Quality.EXACT.codecs:
+                exact = " or ".join(Quality.EXACT.codecs)
+                raise ValueError(f"{field}: {getattr(self, field)!r} is no exact codec, it must be {exact}")
 
 
 class RoutingPolicy:
@@ -132,11 +141,26 @@ class _Case:
         node = _prefill_node(cluster.nodes, self.tokens)
         if node is None:
             return None
-        codec = self.values.local_codec if cluster.local else self.values.remote_codec
+        default = self.values.local_codec if cluster.local else self.values.remote_codec
         increment = max(0, self.tokens - node.cached_tokens)
-        nbytes = self.facts.request.transfer_bytes
-        predicted = ttft_s(node, increment, nbytes, codec, cluster.link)
-        return Option(cluster.name, node.node_id, decode.node_id, increment, nbytes, codec, True, predicted)
+        request = self.facts.request
+        export = Export(increment, request.transfer_bytes, request.last_tokens, request.last_bytes)
+        choice = choose_codec(default, request.quality, export, node, decode, cluster.link)
+        codec, nbytes = choice.chosen, request.transfer_bytes
+        return Option(
+            cluster.name,
+            node.node_id,
+            decode.node_id,
+            increment,
+            nbytes,
+            codec.name,
+            True,
+            codec.predicted_ttft_s,
+            codec.quality,
+            nbytes if codec.wire_bytes is None else codec.wire_bytes,
+            choice.codec_s,
+            choice.options,
+        )
 
     def _slower(self, remote: Option, local: Option) -> bool:
         """Whether both were measured and the remote way is predicted slower.

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from scheduler.facts import LinkFacts, PrefillNodeFacts
+from dataclasses import dataclass
 
-EXACTLY_RAW = "raw"
+from scheduler.facts import CodecFacts, LinkFacts, PrefillNodeFacts
+
+RAW = "raw"
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What one prefill computes and sends: ``last_bytes`` of it become final only with the last ``last_tokens``."""
+
+    tokens: int
+    raw_bytes: int
+    last_tokens: int = 0
+    last_bytes: int = 0
 
 
 def compute_s(tokens: int, tokens_per_s: float | None) -> float | None:
@@ -16,26 +28,47 @@ def compute_s(tokens: int, tokens_per_s: float | None) -> float | None:
     return tokens / tokens_per_s
 
 
-def transfer_s(raw_bytes: int, codec: str, link: LinkFacts) -> float | None:
-    """Seconds until ``raw_bytes`` have crossed a link behind what it already carries; None where unmeasured.
+def wire_ratio(codec: CodecFacts) -> float | None:
+    """Encoded over raw bytes. ``raw`` needs no learnt one: its encoded bytes are its raw bytes."""
+    return 1.0 if codec.name == RAW else codec.wire_ratio
 
-    ``raw`` needs no learnt ratio: its encoded bytes are its raw bytes.
+
+def codec_s(raw_bytes: int, codec: CodecFacts) -> float | None:
+    """Seconds that one processor needs for the slower of encoding and decoding; None where encoding is unmeasured.
+
+    ``raw`` encodes nothing, so it counts as nothing until measured; so does a decoder, which no codec here has slower
+    than its encoder.
     """
-    ratio = 1.0 if codec == EXACTLY_RAW else link.wire_ratio
-    if ratio is None or link.bytes_per_s is None or link.bytes_per_s <= 0:
+    rates = [codec.encode_bytes_per_s, codec.decode_bytes_per_s]
+    if not codec.encode_bytes_per_s and codec.name != RAW:
         return None
-    return (link.queued_bytes + raw_bytes) * ratio / link.bytes_per_s
+    return max((raw_bytes / rate for rate in rates if rate is not None and rate > 0), default=0.0)
 
 
-def ttft_s(node: PrefillNodeFacts, increment: int, raw_bytes: int, codec: str, link: LinkFacts) -> float | None:
-    """Predicted seconds to the first token when ``node`` computes ``increment`` tokens and sends ``raw_bytes``.
+def ttft_s(node: PrefillNodeFacts, export: Export, codec: CodecFacts, link: LinkFacts) -> float | None:
+    """Predicted seconds to the first token when ``node`` computes and sends ``export``.
 
-    The transfer overlaps the computation, so the slower of the two counts, and one round trip for the ask. A round trip
-    that was never measured counts as nothing: it is the only figure that cannot dominate.
+    Computing, encoding, sending and decoding overlap, piece by piece, so the slowest stage counts: for all bytes from
+    the beginning on, for the last chunk's from its beginning on, and on the link behind what it carries already. The
+    link is as fast as it was seen to be, but no faster than what the node may send. One round trip is added for the
+    ask; one that was never measured counts as nothing: it is the only figure that cannot dominate.
     """
     wait = compute_s(node.queued_tokens, node.prefill_tokens_per_s)
-    compute = compute_s(increment, node.prefill_tokens_per_s)
-    transfer = transfer_s(raw_bytes, codec, link)
-    if wait is None or compute is None or transfer is None:
+    compute = compute_s(export.tokens, node.prefill_tokens_per_s)
+    ratio, coding = wire_ratio(codec), codec_s(export.raw_bytes, codec)
+    if wait is None or compute is None or ratio is None or coding is None:
         return None
-    return max(wait + compute, transfer) + (link.rtt_s or 0.0)
+    if link.bytes_per_s is None or link.bytes_per_s <= 0:
+        return None
+    rate = min(link.bytes_per_s, node.egress_bytes_per_s or link.bytes_per_s)
+    sending = export.raw_bytes * ratio / rate
+    slowest = max(coding, sending)
+    last = min(1.0, export.last_tokens / export.tokens) if export.tokens > 0 else 0.0
+    last_bytes = min(1.0, export.last_bytes / export.raw_bytes) if export.raw_bytes > 0 else 0.0
+    done = max(
+        link.queued_bytes / rate + sending,
+        wait + slowest,
+        wait + compute * (1 - last) + slowest * last_bytes,
+        wait + compute,
+    )
+    return done + (link.rtt_s or 0.0)

@@ -1,4 +1,4 @@
-"""What was learnt from finished work: prefill speed of a node, rate and compression of the way from a cluster.
+"""What was learnt from finished work: prefill speed of a node, rate of the way from a cluster.
 
 State that events update; a policy sees only what it answers. Time is handed in.
 """
@@ -16,6 +16,8 @@ TELLING_TOKENS = 256
 FRESH_S = 60.0
 EXPOSED_SHARE = 0.25
 """A transfer of which less than this share lay bare was fed by the engine: its rate says little about the link."""
+CODEC_SHARE = 0.7
+"""A transfer of which coding alone takes this share was fed by the codec: so does its rate."""
 
 
 class Ewma:
@@ -65,33 +67,30 @@ class PrefillSpeed:
 
 
 class LinkSpeed:
-    """The way from one cluster to the local decode nodes.
+    """The way from one cluster to the local decode nodes. All bytes are encoded ones.
 
-    The rate rises fast and falls slowly, and a transfer that mostly waited for its engine can only raise it: a link is
-    at least as fast as what it was seen to carry. A transfer smaller than usual lowers it less, for what it measures is
-    the delay of a round trip.
+    The rate rises fast and falls slowly, and a transfer that mostly waited for its engine or its codec can only raise
+    it: a link is at least as fast as what it was seen to carry. A transfer smaller than usual lowers it less, for what
+    it measures is the delay of a round trip.
     """
 
     def __init__(self) -> None:
         self._rate = Ewma()
         self._usual_bytes = Ewma()
-        self._ratio = Ewma()
         self._rtt = Ewma()
         self._observed_at = float("-inf")
         self.queued_bytes = 0
 
-    def started(self, raw_bytes: int) -> None:
-        """A transfer of so many raw bytes was asked for."""
-        self.queued_bytes += raw_bytes
+    def started(self, wire_bytes: int) -> None:
+        """A transfer was asked for that is expected to take so many bytes."""
+        self.queued_bytes += wire_bytes
 
-    def ended(self, raw_bytes: int) -> None:
+    def ended(self, wire_bytes: int) -> None:
         """That transfer is over, well or not."""
-        self.queued_bytes = max(0, self.queued_bytes - raw_bytes)
+        self.queued_bytes = max(0, self.queued_bytes - wire_bytes)
 
-    def observe(self, raw_bytes: int, wire_bytes: int, transfer_s: float, exposed_s: float, now: float) -> None:
-        """A committed transfer; figures of 0 or less teach nothing."""
-        if raw_bytes > 0 and wire_bytes > 0:
-            self._ratio.add(wire_bytes / raw_bytes)
+    def observe(self, wire_bytes: int, transfer_s: float, exposed_s: float, now: float, codec_s: float = 0.0) -> None:
+        """A committed transfer, for which a codec needs ``codec_s`` at least; figures of 0 or less teach nothing."""
         if wire_bytes <= 0 or transfer_s <= 0:
             return
         self._observed_at = now
@@ -101,7 +100,7 @@ class LinkSpeed:
         known = self._rate.value
         if known is None or rate > known:
             self._rate.add(rate, RISE)
-        elif exposed_s >= EXPOSED_SHARE * transfer_s:
+        elif exposed_s >= EXPOSED_SHARE * transfer_s and codec_s < CODEC_SHARE * transfer_s:
             self._rate.add(rate, SMOOTHING * min(1.0, wire_bytes / self._usual_bytes.value))
 
     def observe_rtt(self, rtt_s: float) -> None:
@@ -117,4 +116,4 @@ class LinkSpeed:
     def facts(self, now: float) -> LinkFacts:
         """What a decision may know of this link."""
         fresh = now - self._observed_at <= FRESH_S
-        return LinkFacts(self._rate.value, self._rtt.value, self.queued_bytes, self._ratio.value, fresh)
+        return LinkFacts(self._rate.value, self._rtt.value, self.queued_bytes, fresh)

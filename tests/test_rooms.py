@@ -15,7 +15,7 @@ ROOMS = ("kvcache", "scheduler", "engines", "prefill_service", "decode_client", 
 
 MAY_IMPORT = {
     "kvcache": (),
-    "scheduler": ("kvcache.layout", "kvcache.blocks"),
+    "scheduler": ("kvcache.layout", "kvcache.blocks", "kvcache.quality"),
     "engines": ("kvcache",),
     "prefill_service": ("kvcache", "engines"),
     "decode_client": ("kvcache", "engines"),

@@ -70,6 +70,22 @@ def _decision(decision: dict[str, Any] | None) -> None:
     ]
     columns = ("", "way", "prefill", "decode", "tokens", "KV", "codec", "predicted TTFT", "allowed")
     print_table(columns, rows, "no options")
+    codecs = [
+        (
+            "*" if option == chosen and codec["name"] == option["codec"] else "",
+            option["cluster"],
+            codec["name"],
+            codec["quality"],
+            size(codec["wire_bytes"]),
+            seconds(codec["predicted_ttft_s"]) or "not measured",
+            "yes" if codec["allowed"] else f"no, the request says {request['quality']}",
+        )
+        for option in decision["options"]
+        for codec in option["codecs"]
+    ]
+    if codecs:
+        click.echo()
+        print_table(("", "way", "codec", "exactness", "on the wire", "predicted TTFT", "allowed"), codecs, "")
 
 
 def _attempts(attempts: list[dict[str, Any]]) -> None:
@@ -82,6 +98,7 @@ def _attempts(attempts: list[dict[str, Any]]) -> None:
             one["outcome"],
             one["cause"],
             seconds(one.get("prefill_s")),
+            one["codec"],
             size(one.get("wire_bytes")),
             seconds(one.get("transfer_s")),
             seconds(one.get("exposed_s")),
@@ -96,6 +113,7 @@ def _attempts(attempts: list[dict[str, Any]]) -> None:
         "outcome",
         "cause",
         "prefill",
+        "codec",
         "on the wire",
         "transfer",
         "exposed",

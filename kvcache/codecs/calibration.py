@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcache.codecs.transform import FACTOR_BITS, Basis, Transform
+from kvcache.quality import TRANSFORM_PREFIX
 
-PREFIX = "transform:"
 _STEM = "kv-transform-"
 _ARRAYS = ("means", "forward", "inverse", "scales")
 
@@ -57,7 +57,7 @@ def load(path: Path) -> Transform:
             bases[int(layer), tensor] = _basis(means, forward, inverse, scales)
         except (KeyError, ValueError) as error:
             raise CalibrationError(f"{path}: {place}: {error}") from error
-    return Transform(PREFIX + found, bases)
+    return Transform(TRANSFORM_PREFIX + found, bases)
 
 
 def load_all(directory: Path) -> list[Transform]:

@@ -381,3 +381,14 @@ async def test_the_announce_comes_only_when_the_open_came_and_room_is_there(toke
         nodes.prefill.room.release("blocker")
         await rogue.hears(Announce)
         nodes.prefill.serving.cancel(job.transfer)
+
+
+@pytest.mark.parametrize("codec", ["int8", "int4"])
+async def test_a_sender_that_announces_an_inexact_codec_for_an_exact_request_gets_no_room(tokenizer, codec):
+    async with posing(tokenizer, codec) as (nodes, job, sender):
+        await sender.hears(Open)
+        sender.peer.send(sender.outgoing.announce(codec))
+        failed = await failure(nodes, job)
+        assert (failed.cause, f"'{codec}' was not offered" in failed.detail) == ("violation", True)
+        await sender.hears(Abort)
+        assert not [frame for frame in sender.heard if isinstance(frame, Grant)]

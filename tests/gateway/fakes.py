@@ -16,6 +16,7 @@ from kvcache.control import (
     Beat,
     Cancel,
     Cancelled,
+    CodecWork,
     Delta,
     Drain,
     Failed,
@@ -40,6 +41,7 @@ from kvcache.wire import Role
 Script = Callable[["FakeNode", Any], Awaitable[None]]
 ANSWER = (300, 301, 302)
 RAW_BYTES, WIRE_BYTES = 256, 128
+CODECS = (CodecWork("lossless", 10**6, 7 * 10**5, 1e-3, 10**6, 1e-3),)
 
 
 class FakeNode:
@@ -60,6 +62,7 @@ class FakeNode:
         on_prefill: Script | None = None,
         on_generate: Script | None = None,
         speed: float = 1000.0,
+        codecs: tuple[CodecWork, ...] = CODECS,
     ) -> None:
         self.url = url.replace("http", "ws", 1) + "/v1/nodes/stream"
         self.key = Ed25519PrivateKey.generate()
@@ -73,11 +76,13 @@ class FakeNode:
             model,
             "0.1.0",
             max_queue,
+            codecs,
         )
         self.token = token
         self.on_prefill = on_prefill or prefill_well
         self.on_generate = on_generate or answer_well
         self.speed = speed
+        self.codec = "lossless"
         self.orders: list[Any] = []
         self.cancelled: list[str] = []
         self.violations: list[str] = []
@@ -216,7 +221,7 @@ async def receive_kv(node: FakeNode, job: GenerateJob) -> None:
     if job.source is None:
         return
     transfer = transfer_of(node, job.source.ticket)
-    await node.send(TransferDone(transfer, RAW_BYTES, WIRE_BYTES, "lossless", 0.02, 0.01, b"\x01" * 16))
+    await node.send(TransferDone(transfer, RAW_BYTES, WIRE_BYTES, node.codec, 0.02, 0.01, b"\x01" * 16))
 
 
 def delta(job: GenerateJob, token: int, text: str) -> Delta:

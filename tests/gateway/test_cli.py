@@ -127,6 +127,8 @@ async def test_operators_see_what_there_is(stage: Open) -> None:
     told = await run("explain", answer.headers["x-request-id"])
     assert "more uncached tokens than the threshold" in told
     assert "p-east" in told
+    assert "exactness" in told
+    assert "lossless" in told
     assert json.loads(await run("explain", answer.headers["x-request-id"], "--json"))["route"] == "remote:east"
     missing = await asyncio.to_thread(prfaas, "explain", "nothing", *at)
     assert (missing.exit_code, len(missing.output.strip().splitlines())) == (1, 1)

@@ -181,9 +181,8 @@ async def test_a_late_remote_attempt_is_cancelled_and_prefilled_at_home(stage: O
     one = await stage()
     remote, decode = await one.pair("east")
     local = await one.node("p-local", Role.PREFILL)
-    one.gateway.registry.link("east").observe(
-        1000, 1000, 1e-6, 1e-6, asyncio.get_running_loop().time()
-    )  # fast: predicted TTFT is near zero
+    now = asyncio.get_running_loop().time()
+    one.gateway.registry.link("east").observe(1000, 1e-6, 1e-6, now)  # fast: predicted TTFT is near zero
     remote.on_prefill = never
     decode.on_generate = answer_when_local
     one.gateway.registry.node("p-east").speed.observe(10**9, 1.0)  # type: ignore[union-attr]

@@ -16,6 +16,7 @@ from kvcache.codecs.calibration import CalibrationError
 from kvcache.codecs.transform import _CLASSES, Basis, TransformCodec, _packed, _unpacked
 from kvcache.layout import DType, GroupKind, GroupSpec, KVLayout, LayerSpec, TensorSpec
 from kvcache.plan import plan_transfer
+from kvcache.quality import TRANSFORM_PREFIX
 from tests.kvcache.test_codecs import bf16, decoded, parts_of, wire
 from tests.kvcache.test_codecs_inexact import as_bytes, as_floats
 
@@ -152,7 +153,7 @@ PLAN = plan_transfer(LAYOUT, 0, 40, 64)
 def test_a_calibration_survives_the_disk_and_is_named_by_what_it_holds(tmp_path: Path) -> None:
     path = calibration.save({(3, "k"): basis()}, tmp_path)
     read = calibration.load(path)
-    assert read.name == calibration.PREFIX + path.stem.removeprefix("kv-transform-")
+    assert read.name == TRANSFORM_PREFIX + path.stem.removeprefix("kv-transform-")
     payloads = [
         wire(codec, bf16(sample(40)), BF16, (40, HEADS, DIM))
         for codec in (read.codec(3, KEY), Transform(read.name, {(3, "k"): basis()}).codec(3, KEY))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from kvcache.control import (
     Beat,
     Cancel,
+    CodecWork,
     ControlError,
     FromNode,
     Heartbeat,
@@ -37,8 +38,9 @@ FROM_NODE: list[FromNode] = [
         model=ModelInfo("m", {"weights": "w"}, 100, 256, 512),
         version="1",
         max_queue=3,
+        codecs=(CodecWork("raw", 1, 1, 0.5),),
     ),
-    Heartbeat(True, 1, 2, 3, 4, 5, 0.5, 0.25, 6, "", (LinkReport("p", 0.03, 1e9, 1, 2, 3),)),
+    Heartbeat(True, 1, 2, 3, 4, 5, 0.5, 0.25, 6, "", (LinkReport("p", 0.03, 1e9, 1, 2, 3),), (CodecWork("int8"),)),
 ]
 TO_NODE: list[ToNode] = [Welcome(bytes(32), 1.0, 3.5), Beat(), Cancel("j"), PrefillJob(b"t", (1, 2, 3), "raw")]
 

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvcache.quality import Quality
 from scheduler.decision import Decision, Reason, Refusal
 from scheduler.facts import (
     ClusterFacts,
+    CodecFacts,
     DecodeNodeFacts,
     Facts,
     LinkFacts,
@@ -21,12 +23,24 @@ from scheduler.facts import (
 )
 from scheduler.policy import PolicyValues, RoutingPolicy
 from tests.calm import calm
+from tests.scheduler.codecs import codec_sets
 
-LINK = LinkFacts(bytes_per_s=1e6, rtt_s=0.01, wire_ratio=0.5)
+LINK = LinkFacts(bytes_per_s=1e6, rtt_s=0.01)
 
 
-def node(name: str, queued: int = 0, slots: int = 4, speed: float | None = 1000.0, cached: int = 0) -> PrefillNodeFacts:
-    return PrefillNodeFacts(name, queued, slots, speed, cached)
+def lossless(ratio: float | None) -> CodecFacts:
+    return CodecFacts("lossless", Quality.EXACT, ratio, 1e9, None)
+
+
+def node(
+    name: str,
+    queued: int = 0,
+    slots: int = 4,
+    speed: float | None = 1000.0,
+    cached: int = 0,
+    ratio: float | None = 0.5,
+) -> PrefillNodeFacts:
+    return PrefillNodeFacts(name, queued, slots, speed, cached, (lossless(ratio),))
 
 
 def cluster(name: str, *nodes: PrefillNodeFacts, local: bool = False, link: LinkFacts = LINK) -> ClusterFacts:
@@ -70,6 +84,32 @@ def test_the_codec_is_lossless_between_clusters_and_raw_inside_one_and_an_operat
     assert {option.codec for option in changed.options} == {"raw"}
 
 
+def test_an_inexact_default_is_refused_because_every_request_would_meet_it() -> None:
+    with pytest.raises(ValueError, match="remote_codec: 'int8' is no exact codec"):
+        PolicyValues(remote_codec="int8")
+
+
+def test_a_request_that_allows_it_gets_the_codec_that_the_link_asks_for_and_the_record_shows_the_others() -> None:
+    int8 = CodecFacts("int8", Quality.NEAR, 0.25, 1e8, 1e8)
+    [_, east] = facts().clusters
+    [prefill] = east.nodes
+    slow = replace(east, nodes=(replace(prefill, codecs=(*prefill.codecs, int8)),), link=LinkFacts(1e5, 0.01))
+    base = facts(decode=(DecodeNodeFacts("d", 0, 4, None, codecs=(int8,)),), quality=Quality.NEAR)
+    near = decide(replace(base, clusters=(base.clusters[0], slow))).chosen
+    assert near is not None
+    assert (near.codec, near.quality, near.wire_bytes) == ("int8", Quality.NEAR, 250_000)
+    assert near.predicted_ttft_s == pytest.approx(2.5 + 0.01)
+    assert {option.name: option.predicted_ttft_s for option in near.codecs} == {
+        "int8": pytest.approx(2.51),
+        "lossless": pytest.approx(5.01),
+    }
+    asked = replace(base.request, quality=Quality.EXACT)
+    exact = decide(replace(base, request=asked, clusters=(base.clusters[0], slow))).chosen
+    assert exact is not None
+    assert (exact.codec, exact.quality, exact.predicted_ttft_s) == ("lossless", Quality.EXACT, pytest.approx(5.01))
+    assert {option.name: option.allowed for option in exact.codecs} == {"int8": False, "lossless": True}
+
+
 @pytest.mark.parametrize("tokens", [0, 1])
 def test_a_prompt_without_anything_to_prefill_stays_on_the_decode_node(tokens: int) -> None:
     decision = decide(facts(tokens=tokens, threshold=0))
@@ -101,7 +141,7 @@ def test_a_long_prompt_stays_when_no_remote_cluster_has_room() -> None:
 
 
 def test_a_remote_way_that_is_predicted_slower_is_not_allowed() -> None:
-    slow = LinkFacts(bytes_per_s=1000.0, rtt_s=0.01, wire_ratio=1.0)
+    slow = LinkFacts(bytes_per_s=1000.0, rtt_s=0.01)
     base = facts()
     given_facts = replace(base, clusters=(base.clusters[0], cluster("east", node("p-east"), link=slow)))
     decision = decide(given_facts)
@@ -110,7 +150,7 @@ def test_a_remote_way_that_is_predicted_slower_is_not_allowed() -> None:
 
 
 def test_an_old_measurement_does_not_close_a_way_for_ever() -> None:
-    slow = LinkFacts(bytes_per_s=1000.0, rtt_s=0.01, wire_ratio=1.0, fresh=False)
+    slow = LinkFacts(bytes_per_s=1000.0, rtt_s=0.01, fresh=False)
     base = facts()
     decision = decide(replace(base, clusters=(base.clusters[0], cluster("east", node("p-east"), link=slow))))
     assert decision.reason is Reason.ABOVE_THRESHOLD
@@ -121,21 +161,22 @@ def test_a_difference_within_the_error_of_predictions_does_not_overrule_the_thre
     seconds: float, reason: Reason
 ) -> None:
     """The local way is predicted to take 19.99 s: 1.25 times that and 0.05 s are 25.04 s."""
-    link = LinkFacts(bytes_per_s=1_000_000 / seconds, rtt_s=None, wire_ratio=1.0)
+    link = LinkFacts(bytes_per_s=1_000_000 / seconds, rtt_s=None)
     base = facts()
-    decision = decide(replace(base, clusters=(base.clusters[0], cluster("east", node("p-east"), link=link))))
+    decision = decide(replace(base, clusters=(base.clusters[0], cluster("east", node("p-east", ratio=1.0), link=link))))
     assert decision.reason is reason
 
 
 @pytest.mark.parametrize("unmeasured", ["local speed", "remote speed", "rate", "ratio", "local rate"])
 def test_remote_is_never_called_slower_by_a_guess(unmeasured: str) -> None:
-    slow = LinkFacts(bytes_per_s=1.0, rtt_s=None, wire_ratio=1.0)
+    slow = LinkFacts(bytes_per_s=1.0, rtt_s=None)
     local = cluster("local", node("p-local", speed=None if unmeasured == "local speed" else 100.0), local=True)
-    east = cluster("east", node("p-east", speed=None if unmeasured == "remote speed" else 100.0), link=slow)
+    ratio = None if unmeasured == "ratio" else 1.0
+    east = cluster(
+        "east", node("p-east", speed=None if unmeasured == "remote speed" else 100.0, ratio=ratio), link=slow
+    )
     if unmeasured == "rate":
         east = replace(east, link=replace(slow, bytes_per_s=None))
-    if unmeasured == "ratio":
-        east = replace(east, link=replace(slow, wire_ratio=None))
     if unmeasured == "local rate":
         local = replace(local, link=LinkFacts(None, None))
     decision = decide(replace(facts(), clusters=(local, east)))
@@ -213,17 +254,28 @@ def test_a_fallback_is_local_even_for_a_remote_hint_and_in_place_where_no_prefil
 
 speeds = st.one_of(st.none(), st.floats(1.0, 1e6))
 prefill_nodes = st.builds(
-    PrefillNodeFacts, st.sampled_from("abcdef"), st.integers(0, 10_000), st.integers(0, 2), speeds, st.integers(0, 3000)
+    PrefillNodeFacts,
+    st.sampled_from("abcdef"),
+    st.integers(0, 10_000),
+    st.integers(0, 2),
+    speeds,
+    st.integers(0, 3000),
+    codec_sets(),
 )
 decode_nodes = st.builds(
-    DecodeNodeFacts, st.sampled_from("vwxyz"), st.integers(0, 4), st.integers(0, 2), speeds, st.integers(0, 3000)
+    DecodeNodeFacts,
+    st.sampled_from("vwxyz"),
+    st.integers(0, 4),
+    st.integers(0, 2),
+    speeds,
+    st.integers(0, 3000),
+    codec_sets(),
 )
 links = st.builds(
     LinkFacts,
     st.one_of(st.none(), st.floats(1.0, 1e10)),
     st.one_of(st.none(), st.floats(0, 1)),
     st.integers(0, 10**9),
-    st.one_of(st.none(), st.floats(0.01, 1.0)),
 )
 
 
@@ -243,6 +295,9 @@ def any_facts(draw: st.DrawFn) -> Facts:
         draw(st.sampled_from(RouteHint)),
         draw(st.sampled_from([None, "local", "east", "nowhere"])),
         draw(st.sampled_from([None, frozenset[str](), frozenset({"east"})])),
+        draw(st.sampled_from(Quality)),
+        draw(st.integers(0, 4000)),
+        draw(st.integers(0, 10**8)),
     )
     decoders = tuple(draw(st.lists(decode_nodes, max_size=3, unique_by=lambda n: n.node_id)))
     return Facts(request, tuple(clusters), decoders, draw(st.integers(0, 3000)))
@@ -258,6 +313,8 @@ def test_whatever_is_chosen_exists_is_reachable_permitted_and_has_room(given_fac
             continue
         assert chosen.allowed
         assert chosen.predicted_ttft_s is None or chosen.predicted_ttft_s >= 0
+        assert given_facts.request.quality.allows(chosen.quality)
+        assert chosen.codec in given_facts.request.quality.codecs
         [decoder] = [n for n in given_facts.decode_nodes if n.node_id == chosen.decode_node]
         assert decoder.free_slots > 0
         if chosen.cluster is None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvcache.layout import DType, GroupKind, GroupSpec, KVLayout, LayerSpec, TensorSpec
 from kvcache.plan import plan_transfer
-from scheduler.sizes import transfer_bytes
+from scheduler.sizes import last_chunk, transfer_bytes
 from tests.calm import calm
 
 
@@ -32,6 +32,22 @@ HYBRID = KVLayout(
 def test_it_equals_the_plan(start: int, length: int, chunk: int) -> None:
     stop = start + length
     assert transfer_bytes(HYBRID, start, stop) == plan_transfer(HYBRID, start, stop, chunk).nbytes
+
+
+@calm
+@given(st.integers(0, 90), st.integers(1, 60), st.sampled_from([7, 16, 64]))
+def test_the_last_chunk_is_what_the_plan_releases_last(start: int, length: int, chunk: int) -> None:
+    stop = start + length
+    plan = plan_transfer(HYBRID, start, stop, chunk)
+    last = [piece for piece in plan.pieces if piece.chunk == plan.pieces[-1].chunk]
+    tokens = next(piece.stop - piece.start for piece in last if HYBRID.groups[piece.group].kind is GroupKind.FULL)
+    assert last_chunk(HYBRID, start, stop, chunk) == (tokens, sum(piece.nbytes for piece in last))
+
+
+def test_an_empty_range_has_no_last_chunk_and_a_grid_of_nothing_is_refused() -> None:
+    assert last_chunk(HYBRID, 5, 5, 16) == (0, 0)
+    with pytest.raises(ValueError, match="chunk_tokens must be positive"):
+        last_chunk(HYBRID, 0, 5, 0)
 
 
 @calm

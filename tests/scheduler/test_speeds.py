@@ -53,22 +53,29 @@ def test_events_without_tokens_or_time_teach_nothing() -> None:
     speed, link = PrefillSpeed(), LinkSpeed()
     speed.observe(0, 1.0)
     speed.observe(10, 0.0)
-    link.observe(0, 0, 0.0, 0.0, NOW)
+    link.observe(0, 0.0, 0.0, NOW)
     link.observe_rtt(0.0)
     assert speed.tokens_per_s is None
     assert link.facts(NOW).bytes_per_s is None
     assert link.facts(NOW).rtt_s is None
-    assert link.facts(NOW).wire_ratio is None
 
 
 def test_a_transfer_that_waited_for_its_engine_does_not_lower_the_rate_but_a_bare_one_does() -> None:
     link = LinkSpeed()
-    link.observe(2000, 1000, 1.0, 1.0, NOW)
-    link.observe(2000, 1000, 100.0, 0.1, NOW)
+    link.observe(1000, 1.0, 1.0, NOW)
+    link.observe(1000, 100.0, 0.1, NOW)
     assert link.facts(NOW).bytes_per_s == pytest.approx(1000.0)
-    link.observe(2000, 1000, 100.0, 100.0, NOW)
+    link.observe(1000, 100.0, 100.0, NOW)
     assert link.facts(NOW).bytes_per_s == pytest.approx(1000.0 - 0.3 * 990.0)
-    assert link.facts(NOW).wire_ratio == pytest.approx(0.5)
+
+
+def test_a_transfer_that_waited_for_its_codec_does_not_lower_the_rate() -> None:
+    link = LinkSpeed()
+    link.observe(1000, 1.0, 1.0, NOW)
+    link.observe(1000, 100.0, 100.0, NOW, codec_s=80.0)
+    assert link.facts(NOW).bytes_per_s == pytest.approx(1000.0)
+    link.observe(1000, 100.0, 100.0, NOW, codec_s=10.0)
+    assert (link.facts(NOW).bytes_per_s or 0) < 1000.0
 
 
 @calm
@@ -93,8 +100,8 @@ def test_a_short_prompt_hardly_changes_the_speed_learnt_from_long_ones() -> None
 
 def test_a_small_bare_transfer_hardly_lowers_the_rate_that_a_large_one_showed() -> None:
     link = LinkSpeed()
-    link.observe(10**9, 10**9, 1.0, 1.0, NOW)
-    link.observe(10**4, 10**4, 0.05, 0.05, NOW)
+    link.observe(10**9, 1.0, 1.0, NOW)
+    link.observe(10**4, 0.05, 0.05, NOW)
     assert (link.facts(NOW).bytes_per_s or 0) > 0.99e9
 
 
@@ -111,7 +118,7 @@ def test_nonsense_teaches_nothing(nonsense: float) -> None:
 def test_what_was_learnt_of_a_link_is_kept_but_not_called_fresh_for_long() -> None:
     link = LinkSpeed()
     assert not link.facts(NOW).fresh
-    link.observe(100, 100, 1.0, 1.0, NOW)
+    link.observe(100, 1.0, 1.0, NOW)
     assert link.facts(NOW + 60.0).fresh
     later = link.facts(NOW + 60.1)
     assert (later.fresh, later.bytes_per_s) == (False, 100.0)
