@@ -36,6 +36,13 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--kv-port", type=click.IntRange(0, 65535), default=0, show_default=True, help="0 takes a free one.")
 @click.option("--kv-advertise", metavar="HOST:PORT", help="Where peers reach the KV port, if not where it is bound.")
 @click.option("--dial", type=click.Choice(["in", "out"]), help="in: open a KV port; out: only dial, open none.")
+@click.option(
+    "--kv-connections",
+    type=click.IntRange(1, 16),
+    default=4,
+    show_default=True,
+    help="Kept to each KV peer that this node dials; transfers stripe over them.",
+)
 @click.option("--pool-mib", type=click.IntRange(1, 1 << 22), default=512, show_default=True, help="Host pool of KV.")
 @click.option("--threads", type=click.IntRange(1, 1024), default=1, show_default=True, help="Of the engine.")
 @click.option("--chunk-tokens", type=click.IntRange(1, 1 << 20), default=256, show_default=True)
@@ -58,6 +65,7 @@ def node(
     kv_port: int,
     kv_advertise: str | None,
     dial: str | None,
+    kv_connections: int,
     pool_mib: int,
     threads: int,
     chunk_tokens: int,
@@ -86,6 +94,7 @@ def node(
             dtype=DType(dtype),
             kv_port=port,
             kv_tls=parsing.check_tls(TlsFiles(kv_tls_cert, kv_tls_key, kv_tls_ca), port),
+            kv_connections=kv_connections,
             pool_bytes=pool_mib << 20,
             threads=threads,
             chunk_tokens=chunk_tokens,

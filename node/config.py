@@ -48,7 +48,7 @@ class KvPort:
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """One node. ``kv_port`` None opens no port: this node only dials."""
+    """One node. ``kv_port`` None opens no port: this node only dials, and keeps ``kv_connections`` to each peer."""
 
     role: Role
     cluster: str
@@ -61,6 +61,7 @@ class NodeConfig:
     dtype: DType
     kv_port: KvPort | None
     kv_tls: TlsFiles
+    kv_connections: int
     pool_bytes: int
     threads: int
     chunk_tokens: int

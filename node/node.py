@@ -40,7 +40,7 @@ from kvcache.control import (
 from kvcache.hostpool import HostPool
 from kvcache.room import PageRoom
 from kvcache.ticket import claimed_transfer
-from kvcache.transport import KvEndpoint, LocalIdentity
+from kvcache.transport import KvEndpoint, LocalIdentity, TransportLimits
 from node.codec_start import measure
 from node.config import ConfigError, NodeConfig
 from node.control import ControlStream
@@ -91,6 +91,7 @@ class Node:
             ),
             FrameRouter(self._serving, self._asking),
             dialling_context(config.kv_tls),
+            TransportLimits(connections=config.kv_connections),
         )
         self._control = ControlStream(config.stream_url, self, join_token=config.join_token, tls=self._gateway_tls)
         self._info: EngineInfo | None = None

@@ -19,7 +19,7 @@ from kvcache.transport import KvEndpoint
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
     """Times in seconds. A batch is what one thread encodes at once, or only digests where nothing is encoded;
-    ``batches_ahead`` of them wait for the wire, where frames of up to ``wire_bytes_ahead`` wait for a connection's room.
+    ``batches_ahead`` of them wait for the wire, where up to ``wire_bytes_ahead`` wait for room on a connection.
     """
 
     open_wait_s: float = 2.0

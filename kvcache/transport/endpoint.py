@@ -19,8 +19,9 @@ from kvcache.transport.connection import Connection
 from kvcache.transport.dialler import Backoff, connect
 from kvcache.transport.greeting import greet
 from kvcache.transport.interface import FrameHandler, LocalIdentity, PeerUnreachable, TransportLimits
+from kvcache.transport.keeper import PeerKeeper, RateKeeper
 from kvcache.transport.peer import Peer
-from kvcache.transport.shaping import spread, tune
+from kvcache.transport.shaping import tune
 from kvcache.wire import WireError
 
 logger = logging.getLogger(__name__)
@@ -55,15 +56,15 @@ class KvEndpoint:
         self._peers: dict[str, Peer] = {}
         self._waiters: dict[Expected, set[asyncio.Future[Peer]]] = {}
         self._dials: dict[Expected, asyncio.Task[None]] = {}
-        self._short: dict[Peer, asyncio.Event] = {}
         self._backoffs: OrderedDict[Expected, Backoff] = OrderedDict()
         self._dial_slots = asyncio.Semaphore(self._limits.max_dials)
         self._jitter = random.SystemRandom()
         self._greetings: OrderedDict[asyncio.Task[None], None] = OrderedDict()
         self._listeners: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._rate = 0.0
-        self._shaping: asyncio.Task[None] | None = None
+        self._keeper = PeerKeeper(self._limits, self._connect, self._spawn, self._jitter)
+        self._rates = RateKeeper(lambda: self._peers.values(), self._limits.ping_every_s / 4)
+        self._pacing: asyncio.Task[None] | None = None
         self._closed = False
 
     async def listen(self, host: str, port: int, ssl: ssl.SSLContext | None = None) -> int:
@@ -126,8 +127,7 @@ class KvEndpoint:
 
     def pace(self, bytes_per_s: float) -> None:
         """Send at this rate at most, all peers together; 0 lifts the limit."""
-        self._rate = bytes_per_s
-        self._shape()
+        self._rates.set_rate(bytes_per_s)
 
     def links(self) -> tuple[LinkReport, ...]:
         """Figures of every peer."""
@@ -206,37 +206,8 @@ class KvEndpoint:
                 logger.info("event=kv_dial_failed peer=%s cause=%s", wanted.node_id, backoff.cause)
             else:
                 self._backoffs.pop(wanted, None)
-                if peer not in self._short:
-                    self._short[peer] = asyncio.Event()
-                    self._spawn(self._keep(wanted, address, peer, self._short[peer]))
+                self._keeper.keep(wanted, address, peer)
                 return
-
-    async def _keep(self, wanted: Expected, address: KvAddress, peer: Peer, short: asyncio.Event) -> None:
-        """Dial whenever the peer has fewer connections than it should, until it is lost."""
-        loop = asyncio.get_running_loop()
-        backoff = Backoff(self._limits.backoff_first_s, self._limits.backoff_most_s, self._jitter)
-        while peer.alive:
-            short.clear()
-            missing = self._limits.connections - len(peer.connections)
-            if missing <= 0:
-                backoff = Backoff(self._limits.backoff_first_s, self._limits.backoff_most_s, self._jitter)
-                await short.wait()
-                continue
-            await asyncio.sleep(backoff.remaining(loop.time()))
-            if not peer.alive:
-                break
-            count = missing if peer.connections else 1
-            made = await asyncio.gather(
-                *(self._connect(wanted, address, peer) for _ in range(count)), return_exceptions=True
-            )
-            for outcome in made:
-                if isinstance(outcome, PeerRefused) and not peer.connections:
-                    peer.end(f"not reached again: {outcome}")
-                elif isinstance(outcome, Exception):
-                    backoff.failed(loop.time(), str(outcome) or "handshake took too long")
-                    logger.info("event=kv_dial_failed peer=%s cause=%s", wanted.node_id, backoff.cause)
-                    break
-        self._short.pop(peer, None)
 
     async def _connect(self, wanted: Expected, address: KvAddress, only: Peer | None = None) -> Peer:
         """One more connection to this node, or to this peer alone. Raises PeerRefused, OSError or ValueError."""
@@ -297,12 +268,12 @@ class KvEndpoint:
         if peer is None or peer.identity.incarnation != identity.incarnation:
             if peer is not None:
                 peer.close(f"replaced by incarnation {identity.incarnation}")
-            peer = Peer(identity, connection.version, self._handler, self._limits, self._on_short, self._ended)
+            peer = Peer(identity, connection.version, self._handler, self._limits, self._keeper.look, self._ended)
             self._peers[identity.node_id] = peer
         peer.add(connection)
-        self._shape()
-        if self._shaping is None:
-            self._shaping = self._spawn(self._keep_shape())
+        self._rates.apply()
+        if self._pacing is None:
+            self._pacing = self._spawn(self._rates.run())
         logger.info(
             "event=kv_connected peer=%s incarnation=%s dialled=%s connections=%d",
             identity.node_id,
@@ -313,28 +284,8 @@ class KvEndpoint:
         self._settle(Expected(identity.node_id, identity.incarnation, identity.public_key), peer)
         return peer
 
-    async def _keep_shape(self) -> None:
-        """Follow who is busy."""
-        while True:
-            await asyncio.sleep(self._limits.ping_every_s / 4)
-            for peer in self._peers.values():
-                peer.look()
-            self._shape()
-
-    def _shape(self) -> None:
-        """Spread the node's rate over the connections of the peers that are busy."""
-        busy = sum(len(peer.connections) for peer in self._peers.values() if peer.busy)
-        for peer in self._peers.values():
-            for connection in peer.connections:
-                connection.shape(spread(self._rate, busy, len(peer.connections), peer.busy))
-
-    def _on_short(self, peer: Peer) -> None:
-        short = self._short.get(peer)
-        if short is not None:
-            short.set()
-
     def _ended(self, peer: Peer) -> None:
-        self._on_short(peer)
+        self._keeper.look(peer)
         if self._peers.get(peer.identity.node_id) is peer:
             del self._peers[peer.identity.node_id]
 

@@ -20,6 +20,7 @@ from kvcache.control import (
     KvSource,
     PrefillDone,
     PrefillJob,
+    RateLease,
     Sampling,
     TransferDone,
 )
@@ -68,6 +69,7 @@ class RunningNode:
             "chunk_tokens": CHUNK,
             "max_queue": 4,
             "max_running": 4,
+            "kv_connections": 3,
         }
         self.engines: list[FakeEngine] = []
         self.refuse_start = False
@@ -162,6 +164,10 @@ async def test_two_nodes_carry_a_request_from_order_to_answer(model_dir, model):
         assert (await gateway.hears("decode", TransferDone)).raw_bytes == model.layout.s_kv(299)
         assert [t for m in gateway.heard["decode"] if isinstance(m, Delta) for t in m.token_ids] == [7, 8, 9]
         await gateway.hears("decode", Heartbeat, lambda beat: any(link.bytes_received for link in beat.links))
+        await gateway.hears("decode", Heartbeat, lambda beat: any(link.connections == 3 for link in beat.links))
+        await gateway.send("prefill", RateLease(3e9))
+        paced = await gateway.hears("prefill", Heartbeat, lambda beat: any(li.paced_bytes_per_s for li in beat.links))
+        assert paced.links[0].paced_bytes_per_s == pytest.approx(3e9)
 
 
 async def test_a_node_says_who_it_is_and_what_it_serves(model_dir, model):
