@@ -16,6 +16,8 @@ TELLING_TOKENS = 256
 FRESH_S = 60.0
 EXPOSED_SHARE = 0.25
 """A transfer of which less than this share lay bare was fed by the engine: its rate says little about the link."""
+SENDING_SHARE = 0.25
+"""At least this share of a transfer is taken to be sending, however long a round trip is said to be."""
 CODEC_SHARE = 0.7
 """A transfer of which coding alone takes this share was fed by the codec: so does its rate."""
 
@@ -70,8 +72,8 @@ class LinkSpeed:
     """The way from one cluster to the local decode nodes. All bytes are encoded ones.
 
     The rate rises fast and falls slowly, and a transfer that mostly waited for its engine or its codec can only raise
-    it: a link is at least as fast as what it was seen to carry. A transfer smaller than usual lowers it less, for what
-    it measures is the delay of a round trip.
+    it: a link is at least as fast as what it was seen to carry. The round trip that a transfer begins with is no part of
+    the rate. A transfer smaller than usual lowers it less, for what it measures is mostly other delays.
     """
 
     def __init__(self) -> None:
@@ -96,7 +98,7 @@ class LinkSpeed:
         self._observed_at = now
         self._usual_bytes.add(wire_bytes)
         assert self._usual_bytes.value is not None
-        rate = wire_bytes / transfer_s
+        rate = wire_bytes / max(transfer_s - (self._rtt.value or 0.0), SENDING_SHARE * transfer_s)
         known = self._rate.value
         if known is None or rate > known:
             self._rate.add(rate, RISE)

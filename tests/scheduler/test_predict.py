@@ -37,10 +37,10 @@ def test_the_slowest_of_encoding_sending_and_decoding_counts_from_when_the_engin
 
 
 def test_what_is_final_only_with_the_last_chunk_cannot_leave_before_it_is_begun() -> None:
-    """Of 1.5 s the last chunk takes 0.5 s, so 4000 bytes leave after 0.5 + 1.0 s, at 1000 raw bytes per second."""
+    """Of 1.5 s the last chunk takes 0.5 s, so 4500 bytes leave after 0.5 + 1.0 s, at 1000 raw bytes per second."""
     link = LinkFacts(bytes_per_s=500.0, rtt_s=0.0)
-    export = Export(1500, 5000, last_tokens=500, last_bytes=4000)
-    assert ttft_s(NODE, export, HALF, link) == pytest.approx(0.5 + 1.0 + 4.0)
+    export = Export(1500, 5000, last_tokens=500, last_bytes=4500)
+    assert ttft_s(NODE, export, HALF, link) == pytest.approx(0.5 + 1.0 + 4.5)
     assert ttft_s(NODE, replace(export, last_tokens=0, last_bytes=0), HALF, link) == pytest.approx(0.5 + 5.0)
 
 

@@ -69,6 +69,14 @@ def test_a_transfer_that_waited_for_its_engine_does_not_lower_the_rate_but_a_bar
     assert link.facts(NOW).bytes_per_s == pytest.approx(1000.0 - 0.3 * 990.0)
 
 
+@pytest.mark.parametrize(("rtt_s", "rate"), [(0.4, 1000 / 0.6), (0.9, 4000.0), (5.0, 4000.0)])
+def test_the_round_trip_before_the_first_byte_does_not_make_a_link_look_slow(rtt_s: float, rate: float) -> None:
+    link = LinkSpeed()
+    link.observe_rtt(rtt_s)
+    link.observe(1000, 1.0, 1.0, NOW)
+    assert link.facts(NOW).bytes_per_s == pytest.approx(rate)
+
+
 def test_a_transfer_that_waited_for_its_codec_does_not_lower_the_rate() -> None:
     link = LinkSpeed()
     link.observe(1000, 1.0, 1.0, NOW)
