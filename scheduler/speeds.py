@@ -72,14 +72,16 @@ class LinkSpeed:
     """The way from one cluster to the local decode nodes. All bytes are encoded ones.
 
     The rate rises fast and falls slowly, and a transfer that mostly waited for its engine or its codec can only raise
-    it: a link is at least as fast as what it was seen to carry. The round trip that a transfer begins with is no part of
-    the rate. A transfer smaller than usual lowers it less, for what it measures is mostly other delays.
+    it: a link is at least as fast as what it was seen to carry. The round trip that a transfer begins with, as short as
+    it was ever seen, is no part of the rate. A transfer smaller than usual lowers it less, for what it measures is
+    mostly other delays.
     """
 
     def __init__(self) -> None:
         self._rate = Ewma()
         self._usual_bytes = Ewma()
         self._rtt = Ewma()
+        self._least_rtt: float | None = None
         self._observed_at = float("-inf")
         self.queued_bytes = 0
 
@@ -98,7 +100,7 @@ class LinkSpeed:
         self._observed_at = now
         self._usual_bytes.add(wire_bytes)
         assert self._usual_bytes.value is not None
-        rate = wire_bytes / max(transfer_s - (self._rtt.value or 0.0), SENDING_SHARE * transfer_s)
+        rate = wire_bytes / max(transfer_s - (self._least_rtt or 0.0), SENDING_SHARE * transfer_s)
         known = self._rate.value
         if known is None or rate > known:
             self._rate.add(rate, RISE)
@@ -109,6 +111,7 @@ class LinkSpeed:
         """A round trip as a node measured it; 0 or less is not a measurement."""
         if rtt_s > 0 and isfinite(rtt_s):
             self._rtt.add(rtt_s)
+            self._least_rtt = min(rtt_s, self._least_rtt or rtt_s)
 
     @property
     def bytes_per_s(self) -> float | None:
