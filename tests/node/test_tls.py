@@ -22,6 +22,8 @@ from tests.node.test_control import running
 class Root:
     """A certificate authority in a directory."""
 
+    names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("localhost")])
+
     def __init__(self, directory):
         self.directory = directory
         directory.mkdir()
@@ -50,7 +52,7 @@ class Root:
             .not_valid_before(now - datetime.timedelta(minutes=5))
             .not_valid_after(now + datetime.timedelta(days=1))
             .add_extension(x509.BasicConstraints(authority, None), critical=True)
-            .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
+            .add_extension(self.names, critical=False)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), False)
             .add_extension(x509.KeyUsage(True, False, False, False, False, authority, authority, False, False), True)

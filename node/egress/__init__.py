@@ -1,0 +1,1 @@
+"""``prfaas egress``: one TLS port before several KV nodes."""
