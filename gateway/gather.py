@@ -32,6 +32,7 @@ def _cluster(registry: Registry, cluster: Cluster, now: float, without: Collecti
             node.speed.tokens_per_s,
             codecs=node.codecs.facts(now),
             egress_bytes_per_s=registry.lease(node) or None,
+            encoders=max(1, node.join.encoders),
         )
         for node in registry.nodes(cluster.name, Role.PREFILL)
         if node.accepting and node.node_id not in without

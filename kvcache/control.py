@@ -86,7 +86,8 @@ class CodecWork(msgspec.Struct, frozen=True):
 class Join(msgspec.Struct, frozen=True, tag=True):
     """First message of a node. ``kv_address`` None says that this node only dials.
 
-    ``codecs`` are the sets of codecs that it has for this model, as it measured them when it started.
+    ``codecs`` are the sets of codecs that it has for this model, as it measured them when it started, and
+    ``encoders`` is how many processors encode one transfer at once.
     """
 
     node_id: str
@@ -99,6 +100,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     version: str
     max_queue: int
     codecs: tuple[CodecWork, ...] = ()
+    encoders: int = 1
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):

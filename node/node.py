@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
@@ -170,6 +171,7 @@ class Node:
             _version(),
             self._config.max_queue,
             self._codec_start,
+            _encoders(self._config.threads),
         )
 
     def heartbeat(self) -> Heartbeat:
@@ -302,6 +304,12 @@ def embedded_engine(config: NodeConfig, on_loading: Callable[[Loading], None]) -
         return await EngineProcess.start(spec, pool, on_loading)
 
     return start
+
+
+def _encoders(engine_threads: int) -> int:
+    """How many processors can encode one transfer at once, beside the engine."""
+    spare = len(os.sched_getaffinity(0)) - engine_threads
+    return max(1, min(CODEC_THREADS, ServiceLimits().batches_ahead, spare))
 
 
 def _version() -> str:

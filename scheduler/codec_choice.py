@@ -40,7 +40,7 @@ def choose_codec(
     chosen = options[default]
     if chosen.predicted_ttft_s is not None:
         chosen = min((o for o in options.values() if o.allowed), key=lambda option: _order(option, default))
-    coding = codec_s(export.raw_bytes, candidates[chosen.name])
+    coding = codec_s(export.raw_bytes, candidates[chosen.name], prefill.encoders)
     return CodecChoice(chosen, coding or 0.0, tuple(options.values()))
 
 

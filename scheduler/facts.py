@@ -38,7 +38,8 @@ class CodecFacts:
 class PrefillNodeFacts:
     """One prefill node as last heard of. ``cached_tokens`` is the prompt's prefix that it already holds.
 
-    ``egress_bytes_per_s`` is its share of its cluster's way out; None where that has no limit.
+    ``egress_bytes_per_s`` is its share of its cluster's way out; None where that has no limit. ``encoders`` processors
+    encode one transfer at once.
     """
 
     node_id: str
@@ -48,6 +49,7 @@ class PrefillNodeFacts:
     cached_tokens: int = 0
     codecs: tuple[CodecFacts, ...] = ()
     egress_bytes_per_s: float | None = None
+    encoders: int = 1
 
 
 @dataclass(frozen=True, slots=True)

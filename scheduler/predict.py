@@ -33,16 +33,16 @@ def wire_ratio(codec: CodecFacts) -> float | None:
     return 1.0 if codec.name == RAW else codec.wire_ratio
 
 
-def codec_s(raw_bytes: int, codec: CodecFacts) -> float | None:
-    """Seconds that one processor needs for the slower of encoding and decoding; None where encoding is unmeasured.
+def codec_s(raw_bytes: int, codec: CodecFacts, encoders: int) -> float | None:
+    """Seconds of encoding by ``encoders`` processors or decoding by one, whichever takes longer.
 
-    ``raw`` encodes nothing, so it counts as nothing until measured; so does a decoder, which no codec here has slower
-    than its encoder.
+    None where encoding is unmeasured, but for ``raw``, which encodes nothing. Unmeasured decoding counts as nothing.
     """
-    rates = [codec.encode_bytes_per_s, codec.decode_bytes_per_s]
     if not codec.encode_bytes_per_s and codec.name != RAW:
         return None
-    return max((raw_bytes / rate for rate in rates if rate is not None and rate > 0), default=0.0)
+    encoding = raw_bytes / (codec.encode_bytes_per_s * encoders) if codec.encode_bytes_per_s else 0.0
+    decoding = raw_bytes / codec.decode_bytes_per_s if codec.decode_bytes_per_s else 0.0
+    return max(encoding, decoding)
 
 
 def ttft_s(node: PrefillNodeFacts, export: Export, codec: CodecFacts, link: LinkFacts) -> float | None:
@@ -55,7 +55,7 @@ def ttft_s(node: PrefillNodeFacts, export: Export, codec: CodecFacts, link: Link
     """
     wait = compute_s(node.queued_tokens, node.prefill_tokens_per_s)
     compute = compute_s(export.tokens, node.prefill_tokens_per_s)
-    ratio, coding = wire_ratio(codec), codec_s(export.raw_bytes, codec)
+    ratio, coding = wire_ratio(codec), codec_s(export.raw_bytes, codec, node.encoders)
     if wait is None or compute is None or ratio is None or coding is None:
         return None
     if link.bytes_per_s is None or link.bytes_per_s <= 0:

@@ -39,6 +39,7 @@ FROM_NODE: list[FromNode] = [
         version="1",
         max_queue=3,
         codecs=(CodecWork("raw", 1, 1, 0.5),),
+        encoders=2,
     ),
     Heartbeat(True, 1, 2, 3, 4, 5, 0.5, 0.25, 6, "", (LinkReport("p", 0.03, 1e9, 1, 2, 3),), (CodecWork("int8"),)),
 ]

@@ -51,6 +51,7 @@ async def test_a_node_joins_with_its_measurement_and_its_beats_say_what_transfer
         names = [each.name for each in candidates(model.layout)]
         for node in ("prefill", "decode"):
             assert [work.codec for work in gateway.joined(node).codecs] == names
+            assert 1 <= gateway.joined(node).encoders <= 2
         _, prefill_job, generate = gateway.jobs(model)
         await gateway.send("decode", generate)
         await gateway.send("prefill", prefill_job)

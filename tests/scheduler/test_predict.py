@@ -36,6 +36,13 @@ def test_the_slowest_of_encoding_sending_and_decoding_counts_from_when_the_engin
     assert ttft_s(NODE, Export(1500, 6000), replace(HALF, encode_bytes_per_s=1e6), link) == pytest.approx(0.5 + 1.5)
 
 
+def test_several_processors_encode_one_transfer_and_one_decodes_it() -> None:
+    slow = replace(HALF, encode_bytes_per_s=100.0, decode_bytes_per_s=300.0)
+    assert [codec_s(600, slow, encoders) for encoders in (1, 2, 4)] == pytest.approx([6.0, 3.0, 2.0])
+    link = LinkFacts(bytes_per_s=1e9, rtt_s=0.0)
+    assert ttft_s(replace(NODE, encoders=2), Export(10, 600), slow, link) == pytest.approx(0.5 + 3.0)
+
+
 def test_what_is_final_only_with_the_last_chunk_cannot_leave_before_it_is_begun() -> None:
     """Of 1.5 s the last chunk takes 0.5 s, so 4500 bytes leave after 0.5 + 1.0 s, at 1000 raw bytes per second."""
     link = LinkFacts(bytes_per_s=500.0, rtt_s=0.0)
@@ -61,8 +68,8 @@ def test_nothing_is_divided_by_a_number_that_was_never_measured(nothing: float |
     assert ttft_s(NODE, export, RAW, LinkFacts(nothing, 0.01)) is None
     assert ttft_s(NODE, export, replace(HALF, wire_ratio=None), good) is None
     assert ttft_s(NODE, export, replace(HALF, encode_bytes_per_s=nothing), good) is None
-    assert codec_s(10, replace(HALF, decode_bytes_per_s=nothing)) == pytest.approx(1e-8)
-    assert codec_s(10, replace(RAW, encode_bytes_per_s=nothing)) == 0.0
+    assert codec_s(10, replace(HALF, decode_bytes_per_s=nothing), 1) == pytest.approx(1e-8)
+    assert codec_s(10, replace(RAW, encode_bytes_per_s=nothing), 1) == 0.0
 
 
 @calm
