@@ -28,7 +28,7 @@ from engines.protocol import (
     PrefillCommand,
     Pulse,
 )
-from engines.spec import EngineSpec
+from engines.spec import REFUSAL, EngineSpec
 from engines.stream import TERMINAL, ProcessStream
 from kvcache.hostpool import HostPool
 
@@ -233,7 +233,9 @@ class EngineProcess:
         self._writer.close()
 
     def _last_words(self) -> str:
-        return ": " + " | ".join(self._stderr) if self._stderr else ""
+        """Why it refused its model, if it said so; else all that is left of what it wrote."""
+        said = [line for line in self._stderr if line.startswith(REFUSAL)] or self._stderr
+        return ": " + " | ".join(said) if said else ""
 
 
 def _ending(status: int | None) -> str:

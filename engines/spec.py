@@ -8,6 +8,9 @@ import msgspec
 
 from kvcache.layout import DType
 
+REFUSAL = "cannot serve"
+"""How the line begins with which an engine process that refuses its model ends."""
+
 
 class EngineSpec(msgspec.Struct, frozen=True):
     """One engine's model and limits.

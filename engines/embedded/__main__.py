@@ -15,12 +15,13 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 
 from engines.channel import ChannelError, EngineChannel
 from engines.embedded.allowed import check_model_type, check_rope
 from engines.protocol import Command, Loading, Pulse
-from engines.spec import EngineSpec
+from engines.spec import REFUSAL, EngineSpec
 from kvcache.hostpool import HostPool
 
 PULSE_S = 0.5
@@ -46,8 +47,10 @@ def main(arguments: list[str]) -> int:
         from engines.embedded.start import start
 
         loop, info = start(spec, config, pool, inbox, channel.send)
-    except (ValueError, OSError) as error:
-        print(f"cannot serve {spec.model_dir}: {error}", file=sys.stderr)
+    except Exception as error:  # whatever a model directory holds, its operator reads one line
+        if not isinstance(error, ValueError | OSError):
+            traceback.print_exc()
+        print(f"{REFUSAL} {spec.model_dir}: {str(error) or type(error).__name__}".replace("\n", " "), file=sys.stderr)
         return 2
     channel.send(info)
     threading.Thread(target=_pulse, args=(channel, lambda: loop.pulse), daemon=True, name="pulse").start()

@@ -92,12 +92,31 @@ def load(spec: EngineSpec, config: Mapping[str, Any]) -> LanguageModel:
     layout = layout_from_config(config, spec.dtype)
     if any(g.kind is GroupKind.STATE for g in layout.groups) and spec.chunk_tokens % 64:
         raise ValueError(f"chunk_tokens must be a multiple of 64 for {config['model_type']}, got {spec.chunk_tokens}")
-    model = AutoModelForCausalLM.from_pretrained(
-        spec.model_dir, dtype=TORCH_DTYPES[spec.dtype], local_files_only=True, use_safetensors=True
-    )
+    model = _weights(spec)
     _check_layout(layout, model)
     model.set_attn_implementation(attention.register())
     return LanguageModel(model, layout)
+
+
+def _weights(spec: EngineSpec) -> PreTrainedModel:
+    """The model with every weight from its files: transformers itself makes up what it does not find."""
+    model: PreTrainedModel
+    found: dict[str, Any]
+    try:
+        model, found = AutoModelForCausalLM.from_pretrained(
+            spec.model_dir,
+            dtype=TORCH_DTYPES[spec.dtype],
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except Exception as error:  # transformers fails in many ways, and at length
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(f"the weights do not load: {reason}; fetch the model again") from error
+    missing = sorted(found["missing_keys"])
+    if missing:
+        raise ValueError(f"the weights lack {missing[0]} and {len(missing) - 1} more; fetch the model again")
+    return model
 
 
 def _check_layout(layout: KVLayout, model: PreTrainedModel) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Gemma3Config, SiglipVisionConfig
 
 import engines.embedded.model
@@ -65,11 +66,36 @@ def test_a_layout_that_differs_from_the_real_cache_is_refused(
         loaded(model_dir(name))
 
 
+def copy_of(model: Path, path: Path) -> Path:
+    for file in model.iterdir():
+        (path / file.name).write_bytes(file.read_bytes())
+    return path
+
+
+def test_a_weight_that_is_not_in_the_files_is_named_and_never_made_up(
+    model_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = copy_of(model_dir("llama"), tmp_path)
+    name = "model.layers.1.mlp.up_proj.weight"
+    weights = load_file(path / "model.safetensors")
+    del weights[name]
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=f"the weights lack {name} and 0 more; fetch"):
+        loaded(path)
+
+
+def test_weights_of_another_shape_are_refused_in_one_line(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
+    path = copy_of(model_dir("llama"), tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"intermediate_size": 96}))
+    with pytest.raises(ValueError, match=r"^the weights do not load: [^\n]+; fetch the model again$"):
+        loaded(path)
+
+
 def test_end_tokens_come_from_the_generation_config_or_else_the_model(
     model_dir: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    for file in model_dir("llama").iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
+    copy_of(model_dir("llama"), tmp_path)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 106]}))
     assert loaded(tmp_path).end_tokens == (1, 106)
     (tmp_path / "generation_config.json").unlink()

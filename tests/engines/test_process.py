@@ -199,17 +199,22 @@ async def test_a_stopped_engine_is_killed_within_five_seconds(model_dir: Callabl
     await engine.close()
 
 
-async def test_a_crash_is_told_with_its_signal_or_its_last_lines(
+async def test_a_crash_is_told_with_its_signal_and_a_refusal_with_its_reason(
     model_dir: Callable[[str], Path], room: Room, tmp_path: Path
 ) -> None:
     engine = await mortal(model_dir, room)
     os.kill(engine.pid, signal.SIGSEGV)
     assert "SIGSEGV" in await asyncio.wait_for(engine.wait_lost(), 3)
     await engine.close()
-    for name in ("config.json", "generation_config.json"):
-        (tmp_path / name).write_text((model_dir("llama") / name).read_text())
+    (tmp_path / "config.json").write_text((model_dir("llama") / "config.json").read_text())
     (tmp_path / "model.safetensors").write_bytes(b"no weights")
-    with pytest.raises(EngineLost, match=r"exit status 1.*(?i:safetensor|header)"):
+    with pytest.raises(EngineLost, match=r"exit status 2\): cannot serve [^|]*(?i:safetensor|header)[^|]*$"):
+        await EngineProcess.start(EngineSpec(tmp_path, DType.FLOAT32), room.pool)
+
+
+async def test_a_model_that_breaks_in_an_unforeseen_way_is_refused_in_one_line(tmp_path: Path, room: Room) -> None:
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(EngineLost, match=r"exit status 2\): cannot serve [^|\n]+$"):
         await EngineProcess.start(EngineSpec(tmp_path, DType.FLOAT32), room.pool)
 
 
