@@ -6,7 +6,6 @@ the nodes or the wire is involved.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from kvcache.control import Sampling
 from kvcache.digest import kv_digest, piece_digest
 from kvcache.hostpool import HostPool
 from kvcache.layout import DType
-from kvcache.layout_configs import layout_from_config
+from kvcache.layout_configs import layout_from_config, read_config
 from kvcache.plan import plan_transfer
 
 BLOCK_TOKENS = 64
@@ -42,7 +41,7 @@ class ReferenceEngine:
 
     def __init__(self, model_dir: Path, dtype: DType, longest: int, chunk_tokens: int) -> None:
         """``longest`` bounds the tokens of an export."""
-        config = json.loads((model_dir / "config.json").read_text())
+        config = read_config(model_dir)
         self._spec = EngineSpec(model_dir, dtype, BLOCK_TOKENS, chunk_tokens, max_running=1, self_check=False)
         self._layout = layout_from_config(config, dtype)
         self._geometry = PageGeometry.of(self._layout, BLOCK_TOKENS)

@@ -42,7 +42,7 @@ class ChatTemplate:
         try:
             self._template: Template = environment.from_string(source)
         except TemplateSyntaxError as error:
-            raise ConfigError(f"chat template {origin}: line {error.lineno}: {error.message}") from error
+            raise ConfigError(f"{origin}: line {error.lineno}: {error.message}") from error
         self._special = dict(special_tokens)
         self.bos = self._special.get("bos_token", "")
 
@@ -63,15 +63,23 @@ def load_chat_template(model_dir: Path, override: Path | None) -> ChatTemplate |
     names = ("bos_token", "eos_token", "pad_token", "unk_token")
     special = {name: text for name in names if (text := _text(settings.get(name)))}
     file = override or model_dir / "chat_template.jinja"
+    origin = f"--chat-template {file}" if override else str(file)
     if override is not None or file.is_file():
         try:
-            return ChatTemplate(file.read_text(encoding="utf-8"), special, str(file))
+            return ChatTemplate(file.read_text(encoding="utf-8"), special, origin)
         except OSError as error:
-            raise ConfigError(f"--chat-template {file}: {error.strerror}") from error
+            raise ConfigError(f"{origin}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{origin}: not UTF-8: {error.reason} at byte {error.start}") from error
     source = settings.get("chat_template")
     if isinstance(source, list):
-        source = next((entry.get("template") for entry in source if entry.get("name") == "default"), None)
-    return ChatTemplate(source, special, "in tokenizer_config.json") if isinstance(source, str) else None
+        named = [entry for entry in source if isinstance(entry, dict) and entry.get("name") == "default"]
+        source = named[0].get("template") if named else None
+    return (
+        ChatTemplate(source, special, f"chat_template in {model_dir / 'tokenizer_config.json'}")
+        if isinstance(source, str)
+        else None
+    )
 
 
 def _settings(file: Path) -> dict[str, Any]:
@@ -79,7 +87,7 @@ def _settings(file: Path) -> dict[str, Any]:
         return {}
     try:
         settings = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{file}: not JSON: {error}") from error
     return settings if isinstance(settings, dict) else {}
 

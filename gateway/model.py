@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from gateway.config import ConfigError
 from gateway.tokentext import TokenText
 from kvcache.fingerprint import Fingerprint, fingerprint_of
 from kvcache.layout import DType, KVLayout
-from kvcache.layout_configs import layout_from_config
+from kvcache.layout_configs import layout_from_config, read_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,28 +36,27 @@ class ServedModel:
 
 def load_model(model_dir: Path, name: str, dtype: DType, chat_template: Path | None = None) -> ServedModel:
     """Read ``config.json``, ``tokenizer.json``, the safetensors headers and the chat template. Raises ConfigError."""
-    config_file, tokenizer_file = model_dir / "config.json", model_dir / "tokenizer.json"
-    for file in (config_file, tokenizer_file):
-        if not file.is_file():
-            raise ConfigError(f"--model {model_dir}: {file.name} is missing; give a directory in Hugging Face format")
     try:
-        config = json.loads(config_file.read_text(encoding="utf-8"))
+        config = read_config(model_dir)
         layout = layout_from_config(config, dtype)
         fingerprint = fingerprint_of(model_dir, dtype)
-        tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--model {model_dir}: {error}; give a model directory in Hugging Face format") from error
+    try:
+        tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
     except Exception as error:  # tokenizers raises bare Exception
-        raise ConfigError(f"--model {model_dir}: {error}") from error
-    text_config = config.get("text_config", config)
+        raise ConfigError(f"--model {model_dir}: tokenizer.json: {error}; fetch the model again") from error
+    text_config = config.get("text_config") or config
     context = text_config.get("max_position_embeddings")
-    if not isinstance(context, int) or context < 2:
-        raise ConfigError(f"--model {model_dir}: max_position_embeddings is missing in config.json")
+    if type(context) is not int or context < 2:
+        raise ConfigError(f"--model {model_dir}: config.json: max_position_embeddings must be an integer above 1")
     vocab = text_config.get("vocab_size")
     return ServedModel(
         name=name,
         fingerprint=fingerprint,
         layout=layout,
         context_tokens=context,
-        vocab_size=vocab if isinstance(vocab, int) else tokenizer.get_vocab_size(),
+        vocab_size=vocab if type(vocab) is int and vocab > 0 else tokenizer.get_vocab_size(),
         tokenizer=tokenizer,
         token_text=TokenText(tokenizer),
         template=load_chat_template(model_dir, chat_template),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvcache.layout import DType, KVLayout
-from kvcache.layout_configs import layout_from_config
+from kvcache.layout_configs import layout_from_config, read_config
 
 _MAX_HEADER_BYTES = 100 << 20
 _SAMPLE_BYTES = 4096
@@ -65,11 +65,9 @@ def fingerprint_of(model_dir: Path, dtype: DType, revision: str = "") -> Fingerp
     4 KiB, however they are spread over files: two fine-tunes of one model differ, and no node reads gigabytes to know.
     Raises FileNotFoundError naming what is missing, ValueError for damaged files, UnsupportedArchitecture.
     """
-    config_file, tokenizer_file = model_dir / "config.json", model_dir / "tokenizer.json"
-    for needed in (config_file, tokenizer_file):
-        if not needed.is_file():
-            raise FileNotFoundError(f"model directory {model_dir} has no {needed.name}")
-    config = json.loads(config_file.read_bytes())
+    config, tokenizer_file = read_config(model_dir), model_dir / "tokenizer.json"
+    if not tokenizer_file.is_file():
+        raise FileNotFoundError(f"model directory {model_dir} has no tokenizer.json")
     return Fingerprint(
         weights=f"{revision}@{_weights_digest(model_dir, config)}",
         tokenizer=_digest(tokenizer_file.read_bytes()),
@@ -111,7 +109,7 @@ def _tensors(file: Path) -> list[tuple[str, str, list[int], str]]:
                 if len(sample) != wanted:
                     raise ValueError(f"tensor {name} is cut off")
                 found.append((name, entry["dtype"], entry["shape"], _digest(sample)))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError, OSError) as error:
             raise ValueError(f"{file}: not a safetensors file ({error}); fetch it again") from error
     return found
 

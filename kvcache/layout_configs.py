@@ -6,7 +6,9 @@ keep K inputs in the model's dtype, recurrent states are fp32, MLA keeps its lat
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from kvcache.layout import DType, GroupKind, GroupSpec, KVLayout, LayerSpec, TensorSpec
@@ -16,6 +18,16 @@ Config = Mapping[str, Any]
 _FULL, _SLIDING, _LINEAR = "full_attention", "sliding_attention", "linear_attention"
 _WITHOUT_CACHE = ("mlp", "moe")
 _RENAMED_TYPES = {"attention": _FULL, "mamba": _LINEAR}
+_MAX_LAYERS = 4096
+_COUNTS = (
+    *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size", "v_head_dim"),
+    *("sliding_window", "sliding_window_pattern", "_sliding_window_pattern", "max_window_layers"),
+    *("full_attention_interval", "kv_lora_rank", "qk_rope_head_dim", "linear_conv_kernel_dim"),
+    *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
+    *("linear_num_heads", "linear_head_dim", "mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_conv"),
+    *("mamba_d_ssm", "mamba_expand", "mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel"),
+)
+_TEXT_LISTS = ("layer_types", "layers_block_type")
 
 
 class UnsupportedArchitecture(ValueError):
@@ -37,6 +49,20 @@ class _Layers:
         return KVLayout(tuple(GroupSpec(kind, tuple(self._groups[kind, w]), w) for kind, w in keys))
 
 
+def read_config(model_dir: Path) -> dict[str, Any]:
+    """A model directory's config.json. Raises FileNotFoundError, and ValueError where it is no JSON object."""
+    file = model_dir / "config.json"
+    if not file.is_file():
+        raise FileNotFoundError(f"model directory {model_dir} has no config.json")
+    try:
+        config = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"config.json is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ValueError("config.json is not a JSON object")
+    return config
+
+
 def layout_from_config(config: Config, dtype: DType) -> KVLayout:
     """The layout of the model that ``config`` (a parsed config.json) describes, run in ``dtype``.
 
@@ -47,11 +73,27 @@ def layout_from_config(config: Config, dtype: DType) -> KVLayout:
     Raises UnsupportedArchitecture naming the model_type; ValueError naming a field that is missing or contradictory.
     """
     text = config.get("text_config") or config
+    if not isinstance(text, Mapping):
+        raise ValueError(f"config.json: text_config must be an object, got {type(text).__name__}")
     model_type = text.get("model_type") or config.get("model_type")
     build = _BUILDERS.get(str(model_type))
     if build is None:
         raise UnsupportedArchitecture(f"model_type {model_type!r} is not supported; known are {', '.join(_BUILDERS)}")
+    _check_types(text)
     return build(text, dtype)
+
+
+def _check_types(config: Config) -> None:
+    for field in _COUNTS:
+        value = config.get(field)
+        if value is not None and (type(value) is not int or value < 1):
+            raise ValueError(f"config.json: {field} must be a positive integer, got {value!r}")
+    if config.get("num_hidden_layers", 1) > _MAX_LAYERS:
+        raise ValueError(f"config.json: num_hidden_layers is {config['num_hidden_layers']}, more than {_MAX_LAYERS}")
+    for field in _TEXT_LISTS:
+        value = config.get(field)
+        if value is not None and not (isinstance(value, list | tuple) and all(isinstance(v, str) for v in value)):
+            raise ValueError(f"config.json: {field} must be a list of texts, got {value!r}")
 
 
 def _need(config: Config, field: str) -> Any:

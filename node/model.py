@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from tokenizers import Tokenizer
 from kvcache.codecs import Transform, calibration
 from kvcache.fingerprint import Fingerprint, fingerprint_of
 from kvcache.layout import DType, KVLayout
-from kvcache.layout_configs import layout_from_config
+from kvcache.layout_configs import layout_from_config, read_config
 from node.config import ConfigError
 
 
@@ -31,12 +30,14 @@ class NodeModel:
         Raises ConfigError naming the cure.
         """
         try:
-            config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-            layout = layout_from_config(config, dtype)
+            layout = layout_from_config(read_config(directory), dtype)
             fingerprint = fingerprint_of(directory, dtype)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--model {directory}: {error}; give a model directory in Hugging Face format") from error
+        try:
             tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
         except Exception as error:  # tokenizers raises bare Exception
-            raise ConfigError(f"--model {directory}: {error}; give a model directory in Hugging Face format") from error
+            raise ConfigError(f"--model {directory}: tokenizer.json: {error}; fetch the model again") from error
         try:
             return cls(fingerprint, layout, tokenizer, tuple(calibration.load_all(directory)))
         except calibration.CalibrationError as error:

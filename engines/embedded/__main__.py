@@ -6,7 +6,6 @@ It ends with its node: by the kernel's signal when the parent dies, and when the
 from __future__ import annotations
 
 import ctypes
-import json
 import logging
 import os
 import queue
@@ -23,6 +22,7 @@ from engines.embedded.allowed import check_model_type, check_rope
 from engines.protocol import Command, Loading, Pulse
 from engines.spec import REFUSAL, EngineSpec
 from kvcache.hostpool import HostPool
+from kvcache.layout_configs import read_config
 
 PULSE_S = 0.5
 PR_SET_PDEATHSIG = 1
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
     threading.Thread(target=_listen, args=(channel, inbox), daemon=True, name="commands").start()
     pool = HostPool(pool_fd, page_bytes, pages)
     try:
-        config = json.loads((spec.model_dir / "config.json").read_text())
+        config = read_config(spec.model_dir)
         check_model_type(config)
         check_rope(config)
         channel.send(Loading("import", 0.0))

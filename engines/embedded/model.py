@@ -100,10 +100,8 @@ def load(spec: EngineSpec, config: Mapping[str, Any]) -> LanguageModel:
 
 def _weights(spec: EngineSpec) -> PreTrainedModel:
     """The model with every weight from its files: transformers itself makes up what it does not find."""
-    model: PreTrainedModel
-    found: dict[str, Any]
     try:
-        model, found = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             spec.model_dir,
             dtype=TORCH_DTYPES[spec.dtype],
             local_files_only=True,
@@ -113,7 +111,8 @@ def _weights(spec: EngineSpec) -> PreTrainedModel:
     except Exception as error:  # transformers fails in many ways, and at length
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"the weights do not load: {reason}; fetch the model again") from error
-    missing = sorted(found["missing_keys"])
+    model: PreTrainedModel = loaded[0]
+    missing = sorted(loaded[1]["missing_keys"])
     if missing:
         raise ValueError(f"the weights lack {missing[0]} and {len(missing) - 1} more; fetch the model again")
     return model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,14 @@ def test_a_template_that_is_missing_or_does_not_compile_is_refused_at_start(tmp_
     for file in (broken, tmp_path / "missing.jinja"):
         with pytest.raises(ConfigError, match=str(file)):
             load_chat_template(tmp_path, file)
+
+
+def test_templates_listed_by_name_may_be_of_any_form(tmp_path: Path) -> None:
+    listed = [1, "x", {"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]
+    for templates, rendered in ((listed, "yes"), (listed[:3], None), ([], None)):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+        template = load_chat_template(tmp_path, None)
+        assert (template.render([]) if template else None) == rendered
 
 
 async def test_a_long_text_does_not_hold_up_the_event_loop(model: ServedModel) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from kvcache.layout import DType, GroupKind
-from kvcache.layout_configs import UnsupportedArchitecture, layout_from_config
+from kvcache.layout_configs import UnsupportedArchitecture, layout_from_config, read_config
 
 TOKENS = 37
 VOCAB = 64
@@ -241,3 +242,33 @@ def test_a_bidirectional_gemma_is_refused() -> None:
     config = {"model_type": "gemma3_text", **DENSE, "sliding_window": 16, "use_bidirectional_attention": True}
     with pytest.raises(ValueError, match="use_bidirectional_attention"):
         layout_from_config(config, DType.BFLOAT16)
+
+
+@pytest.mark.parametrize("value", [-3, 0, 1.5, "x", True, [4], {}])
+@pytest.mark.parametrize("field", ["num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"])
+def test_a_count_that_is_none_is_named(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"config\.json: {field} must be a positive integer, got "):
+        layout_from_config(DENSE | {"model_type": "llama", field: value}, DType.FLOAT32)
+
+
+def test_more_layers_than_any_model_has_are_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="num_hidden_layers is 1000000000"):
+        layout_from_config(DENSE | {"model_type": "llama", "num_hidden_layers": 10**9}, DType.FLOAT32)
+
+
+@pytest.mark.parametrize("change", [{"text_config": 5}, {"layer_types": "full_attention"}, {"layer_types": [1, 2, 3]}])
+def test_a_field_of_another_type_is_named(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=rf"config\.json: {next(iter(change))} must be "):
+        layout_from_config(DENSE | {"model_type": "llama"} | change, DType.FLOAT32)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"5", b"null", b"\xff\xfe{}", b"[" * 100_000])
+def test_a_config_that_is_no_json_object_is_named(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "config.json").write_bytes(data)
+    with pytest.raises(ValueError, match=r"config\.json is not "):
+        read_config(tmp_path)
+
+
+def test_a_directory_without_a_config_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path} has no config.json"):
+        read_config(tmp_path)
