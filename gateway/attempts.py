@@ -30,7 +30,7 @@ from scheduler.speeds import LinkSpeed
 
 MAX_UNREAD_DELTAS = 8192
 MAX_DETAIL_CHARS = 500
-_WORD = re.compile(r"^[a-z][a-z0-9_]{0,39}$")
+_WORD = re.compile(r"[a-z][a-z0-9_]{0,39}")
 HEARSAY_S = 0.5
 
 
@@ -41,8 +41,8 @@ class AttemptFailed(Exception):
     """
 
     def __init__(self, stage: str, cause: str, detail: str = "", node_id: str | None = None) -> None:
-        self.stage = stage if _WORD.match(stage) else "other"
-        self.cause = cause if _WORD.match(cause) else "other"
+        self.stage = stage if _WORD.fullmatch(stage) else "other"
+        self.cause = cause if _WORD.fullmatch(cause) else "other"
         self.detail = detail[:MAX_DETAIL_CHARS]
         self.node_id = node_id
         super().__init__(f"stage={self.stage} cause={self.cause} node={node_id} detail={self.detail!r}")

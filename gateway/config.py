@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from kvcache.layout import DType
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+"""Of clusters and nodes: safe in a header, a path and a log line. To be matched in full."""
 
 
 class ConfigError(ValueError):
@@ -48,12 +52,18 @@ class GatewayConfig:
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("--tls-cert and --tls-key go together: give both or neither")
+        if not NAME.fullmatch(self.local_cluster):
+            raise ConfigError(
+                f"--local-cluster: {self.local_cluster!r} must be 1 to 63 letters, digits, dots, dashes or underscores"
+            )
         if self.threshold_tokens < 0:
             raise ConfigError(f"--threshold must not be negative, got {self.threshold_tokens}")
         if not 0 < self.request_timeout_s <= 86400:
             raise ConfigError(f"--request-timeout must lie in (0, 86400] seconds, got {self.request_timeout_s}")
         if self.max_body_bytes < 1:
             raise ConfigError(f"--max-body-mib must be positive, got {self.max_body_bytes} bytes")
+        if self.join_token is not None and not (self.join_token.isascii() and self.join_token.isprintable()):
+            raise ConfigError("--join-token-file must hold one line of printable ASCII, as a node can send it")
         if self.join_token is not None and not self.join_token:
             raise ConfigError("--join-token-file is empty: put one line with the token into it")
 

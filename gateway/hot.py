@@ -34,7 +34,7 @@ Parse = Callable[[bytes], GenerationRequest]
 READ_GRACE_S = 5.0
 """How long after its deadline an answer that is ready may still wait for a client that does not read."""
 
-_REQUEST_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,4 +284,4 @@ async def _disconnected(receive: Receive) -> None:
 def _request_id(scope: Scope) -> str:
     """The client's id if it is one that is safe to log and to echo, else a fresh one."""
     given = header(scope, b"x-request-id")
-    return given if given is not None and _REQUEST_ID.match(given) else secrets.token_hex(12)
+    return given if given is not None and _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)

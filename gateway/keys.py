@@ -108,15 +108,14 @@ class KeyBook:
             self._load()
 
     def _load(self) -> None:
-        rows = self._state.execute("SELECT id, name, role, digest, route_hint, clusters, created FROM keys")
-        self._by_digest = {
-            digest: KeyEntry(
-                key_id,
-                Principal(name, Role(role), bool(hint), None if clusters is None else frozenset(json.loads(clusters))),
-                created,
-            )
-            for key_id, name, role, digest, hint, clusters, created in rows
-        }
+        with self._state.reading("keys"):
+            rows = self._state.execute("SELECT digest, id, name, role, route_hint, clusters, created FROM keys")
+            self._by_digest = {digest: _entry(*rest) for digest, *rest in rows}
+
+
+def _entry(key_id: str, name: str, role: str, route_hint: int, clusters: str | None, created: float) -> KeyEntry:
+    permitted = None if clusters is None else frozenset(json.loads(clusters))
+    return KeyEntry(key_id, Principal(name, Role(role), bool(route_hint), permitted), created)
 
 
 def _digest(secret: str) -> bytes:

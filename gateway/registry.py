@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from gateway.config import NAME
 from gateway.errors import ApiError
 from gateway.sessions import NodeSession
 from gateway.state import State
@@ -20,7 +20,6 @@ from scheduler.speeds import LinkSpeed
 
 log = logging.getLogger(__name__)
 
-NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
 MAX_NODES = 4096
 MAX_EGRESS_GBPS = 1_000_000
 _BYTES_PER_GBIT = 1e9 / 8
@@ -82,7 +81,7 @@ class Registry:
 
     def register(self, name: str, dial: Dial, egress_gbps: float = 0.0) -> Cluster:
         """Add a remote cluster, or bring a removed one back. Raises ApiError."""
-        if not NAME.match(name):
+        if not NAME.fullmatch(name):
             raise ApiError(400, "name: letters, digits, dot, dash and underscore, at most 63", param="name")
         if not 0 <= egress_gbps <= MAX_EGRESS_GBPS:
             raise ApiError(
@@ -156,7 +155,7 @@ class Registry:
         """Take a node in, or say which field must change. A reconnect replaces the node's earlier stream."""
         refused = self._refusal(join)
         if refused is not None:
-            log.warning("join refused node=%s field=%s", join.node_id[:63], refused.field)
+            log.warning("join refused node=%r field=%s", join.node_id[:63], refused.field)
             return refused
         earlier = self._sessions.get(join.node_id)
         if earlier is not None:
@@ -183,7 +182,7 @@ class Registry:
         return next((refused for check in checks if (refused := check(join)) is not None), None)
 
     def _check_identity(self, join: Join) -> Refused | None:
-        if not NAME.match(join.node_id):
+        if not NAME.fullmatch(join.node_id):
             return Refused("node_id", "letters, digits, dot, dash and underscore, at most 63; choose another --node-id")
         if not 1 <= len(join.incarnation) <= 128:
             return Refused("incarnation", "1 to 128 characters")
@@ -266,7 +265,8 @@ class Registry:
         return cluster
 
     def _load(self) -> dict[str, Cluster]:
-        rows = self._state.execute("SELECT name, dial, state, created, egress_gbps FROM clusters")
-        found = {n: Cluster(n, False, Dial(d), ClusterState(s), *rest) for n, d, s, *rest in rows}
+        with self._state.reading("clusters"):
+            rows = self._state.execute("SELECT name, dial, state, created, egress_gbps FROM clusters")
+            found = {n: Cluster(n, False, Dial(d), ClusterState(s), *rest) for n, d, s, *rest in rows}
         local = Cluster(self.local_cluster, True, Dial.IN, ClusterState.ACTIVE, time.time())
         return found | {self.local_cluster: local}

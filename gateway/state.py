@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,15 @@ class State:
         with self._lock:
             return self._db.execute(statement, tuple(values)).fetchall()
 
+    @contextmanager
+    def reading(self, what: str) -> Iterator[None]:
+        """Inside, rows become values. Raises ConfigError naming the file where it holds what no gateway wrote."""
+        try:
+            yield
+        except (sqlite3.DatabaseError, ValueError, TypeError) as error:
+            why, cure = " ".join(str(error).split()), "restore it from a copy, or name another file"
+            raise ConfigError(f"--state {self.file}: {what} cannot be read ({why}); {cure}") from error
+
     def outside_changes(self) -> int:
         """A number that differs whenever another process has changed the file."""
         return int(self.execute("PRAGMA data_version")[0][0])
@@ -71,9 +81,10 @@ class State:
     def ticket_key(self) -> Ed25519PrivateKey:
         """The key that signs tickets, made at first use."""
         fresh = Ed25519PrivateKey.generate().private_bytes_raw()
-        self.execute("INSERT OR IGNORE INTO secrets VALUES ('ticket_key', ?)", (fresh,))
-        kept = self.execute("SELECT value FROM secrets WHERE name = 'ticket_key'")[0][0]
-        return Ed25519PrivateKey.from_private_bytes(kept)
+        with self.reading("the ticket key"):
+            self.execute("INSERT OR IGNORE INTO secrets VALUES ('ticket_key', ?)", (fresh,))
+            kept = self.execute("SELECT value FROM secrets WHERE name = 'ticket_key'")[0][0]
+            return Ed25519PrivateKey.from_private_bytes(kept)
 
     def close(self) -> None:
         """Close the file. Idempotent."""

@@ -198,6 +198,14 @@ async def test_get_is_405_and_an_unknown_path_404_in_the_same_form(client: httpx
     assert (answer.status_code, set(answer.json()["error"])) == (404, {"message", "type", "param", "code"})
 
 
+@pytest.mark.parametrize("name", ["", "a b", "east\n", "-a", "a" * 64, "\u00e9"])
+async def test_a_cluster_whose_name_would_not_be_safe_in_a_header_is_refused(
+    client: httpx.AsyncClient, name: str
+) -> None:
+    answer = await client.post("/v1/clusters", json={"name": name})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "name")
+
+
 @pytest.mark.parametrize("limit", ["0", "1001", "many", "1.5"])
 async def test_a_bad_query_is_refused_in_the_same_form(client: httpx.AsyncClient, limit: str) -> None:
     answer = await client.get("/v1/decisions", params={"limit": limit})

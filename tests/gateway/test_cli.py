@@ -61,6 +61,8 @@ def test_help_loads_neither_torch_nor_a_web_framework() -> None:
         (("gateway", "--model", "/missing"), "--model /missing"),
         (("gateway", "--model", "/missing", "--tls-cert", "x"), "--tls-cert and --tls-key"),
         (("gateway", "--model", "/missing", "--join-token-file", "/missing"), "--join-token-file"),
+        (("gateway", "--model", "/missing", "--local-cluster", "a b"), "--local-cluster"),
+        (("gateway", "--model", "/missing", "--local-cluster", "a\n"), "--local-cluster"),
         (("keys", "create", "--role", "client", "--state", "STATE"), "--role"),
     ],
 )
@@ -69,6 +71,38 @@ def test_errors_are_one_line_and_name_the_option(tmp_path: Path, arguments: tupl
     assert done.exit_code == 1
     assert done.output.startswith("Error: ")
     assert said in done.output
+    assert len(done.output.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("token", [b"", b"caf\xc3\xa9", b"two\nlines", b"\xff"])
+def test_a_join_token_that_no_node_could_send_is_refused(tmp_path: Path, token: bytes) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(token)
+    done = prfaas("gateway", "--model", "/missing", "--join-token-file", str(file))
+    assert (done.exit_code, "--join-token-file" in done.output) == (1, True), done.output
+
+
+DAMAGED_MODELS: dict[str, tuple[str, bytes]] = {
+    "config.json": ("config.json", b"{"),
+    "text_config": ("config.json", b'{"model_type": "llama", "text_config": 7}'),
+    "num_hidden_layers": ("config.json", b'{"model_type": "llama", "num_hidden_layers": -3}'),
+    "tokenizer.json": ("tokenizer.json", b"{"),
+    "model.safetensors": ("model.safetensors", b"\x02\0\0\0\0\0\0\0[]"),
+    "chat_template.jinja": ("chat_template.jinja", b"\xff"),
+    "tokenizer_config.json": ("tokenizer_config.json", b"\xff"),
+}
+
+
+@pytest.mark.parametrize("named", DAMAGED_MODELS)
+def test_a_damaged_file_of_the_model_is_named_in_one_line(tmp_path: Path, model_dir: Path, named: str) -> None:
+    for file in model_dir.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    name, data = DAMAGED_MODELS[named]
+    (tmp_path / name).write_bytes(data)
+    done = prfaas("gateway", "--model", str(tmp_path), "--dtype", "float32", "--port", "0")
+    assert done.exit_code == 1
+    assert done.output.startswith("Error: ")
+    assert named in done.output
     assert len(done.output.strip().splitlines()) == 1
 
 

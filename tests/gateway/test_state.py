@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway import decisions as module
-from gateway.config import ConfigError
+from gateway.config import ConfigError, GatewayConfig
 from gateway.decisions import Decisions
 from gateway.errors import ApiError
 from gateway.keys import KeyBook, Role
 from gateway.model import ServedModel
 from gateway.registry import ClusterState, Dial, Registry
+from gateway.serve import open_gateway
 from gateway.state import State
 
 
@@ -73,6 +75,31 @@ def test_a_file_that_is_no_state_or_of_a_newer_gateway_is_refused(tmp_path: Path
     for file in (garbage, newer, tmp_path / "missing" / "state.db"):
         with pytest.raises(ConfigError, match=f"--state {file}"):
             State(file)
+
+
+DAMAGES = {
+    "a role that nobody has": "UPDATE keys SET role = 'emperor'",
+    "clusters of a key that are no list": "UPDATE keys SET clusters = '{'",
+    "a way to dial that is none": "UPDATE clusters SET dial = 'sideways'",
+    "a ticket key of another length": "UPDATE secrets SET value = 'short'",
+    "a table that lacks a column": "ALTER TABLE keys DROP COLUMN route_hint",
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_file_with_what_no_gateway_wrote_is_refused_at_start(
+    tmp_path: Path, model: ServedModel, config: GatewayConfig, name: str
+) -> None:
+    file = tmp_path / "state.db"
+    whole = State(file)
+    whole.ticket_key()
+    KeyBook(whole).create("a", Role.ADMIN, clusters=frozenset({"east"}))
+    Registry(whole, "local", model.fingerprint, 100).register("east", Dial.IN)
+    whole.close()
+    with sqlite3.connect(file) as db:
+        db.execute(DAMAGES[name])
+    with pytest.raises(ConfigError, match=f"--state {file}: .* cannot be read .*; restore it"):
+        open_gateway(replace(config, state_file=file))
 
 
 def test_decisions_survive_and_the_newest_of_a_request_id_wins(tmp_path: Path) -> None:
