@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 import secrets
 import socket
@@ -79,7 +80,11 @@ def is_loopback(host: str) -> bool:
 
 def stream_url(gateway: str) -> str:
     """The control stream's WebSocket URL at a gateway given as http(s) or ws(s) URL. Raises ConfigError."""
-    parts = urlsplit(gateway)
+    try:
+        parts = urlsplit(gateway)
+        parts.port  # noqa: B018 (raises where it is none)
+    except ValueError as error:
+        raise ConfigError(f"--gateway: {gateway!r}: {error}; say for example http://127.0.0.1:8000") from error
     if parts.scheme not in _SCHEMES or not parts.hostname:
         raise ConfigError(f"--gateway: {gateway!r} is no http or https URL; say for example http://127.0.0.1:8000")
     if parts.username is not None or parts.query or parts.fragment:
@@ -138,6 +143,16 @@ def check_tls(files: TlsFiles, port: KvPort | None) -> TlsFiles:
             "or bind 127.0.0.1"
         )
     return files
+
+
+def pool_pages(pool_bytes: int, page_bytes: int) -> int:
+    """How many pages the pool has. Raises ConfigError for a pool without a page, or larger than the machine."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if pool_bytes > memory:
+        raise ConfigError(f"--pool-mib: {pool_bytes >> 20}, but this machine has {memory >> 20} MiB of memory")
+    if pool_bytes < page_bytes:
+        raise ConfigError(f"--pool-mib: too small, one page of this model takes {page_bytes} bytes")
+    return pool_bytes // page_bytes
 
 
 def name(value: str, flag: str) -> str:

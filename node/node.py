@@ -43,7 +43,7 @@ from kvcache.room import PageRoom
 from kvcache.ticket import claimed_transfer
 from kvcache.transport import KvEndpoint, LocalIdentity, TransportLimits
 from node.codec_start import measure
-from node.config import ConfigError, NodeConfig
+from node.config import ConfigError, KvPort, NodeConfig, pool_pages
 from node.control import ControlStream
 from node.identity import Identity
 from node.keeper import EngineKeeper
@@ -66,13 +66,11 @@ class Node:
     """``start``, then ``run`` until it returns, then ``close``."""
 
     def __init__(self, config: NodeConfig, model: NodeModel, start_engine: StartEngine) -> None:
-        """Takes the pool's memory; nothing runs yet. Raises ConfigError for a pool without a page."""
+        """Takes the pool's memory; nothing runs yet. Raises ConfigError for a pool of an impossible size."""
         self._config = config
         self._model = model
         self._geometry = PageGeometry.of(model.layout, BLOCK_TOKENS)
-        pages = config.pool_bytes // self._geometry.page_bytes
-        if pages < 1:
-            raise ConfigError(f"--pool-mib: too small, one page of this model takes {self._geometry.page_bytes} bytes")
+        pages = pool_pages(config.pool_bytes, self._geometry.page_bytes)
         self._identity = Identity.fresh(config.node_id)
         self._fingerprint = model.fingerprint.digest()
         self._gateway_tls = gateway_context(config.gateway_ca)
@@ -112,7 +110,7 @@ class Node:
         return self._room
 
     async def start(self) -> None:
-        """Load the engine, open the KV port. Raises EngineLost, OSError, InsecureBind; ``close`` is due even then."""
+        """Load the engine, open the KV port. Raises EngineLost, ConfigError or InsecureBind; ``close`` is due then."""
         self._codec_start = await asyncio.get_running_loop().run_in_executor(
             self._executor, measure, self._model.layout, self._config.chunk_tokens, self._codecs
         )
@@ -120,8 +118,15 @@ class Node:
         self._rates.measured(self._info.prefill_tokens_per_s, self._info.decode_tokens_per_s)
         port = self._config.kv_port
         if port is not None:
-            bound = await self._endpoint.listen(port.host, port.port, self._listen_tls)
+            bound = await self._listen(port)
             self._kv_address = port.advertise or KvAddress(port.host, bound)
+
+    async def _listen(self, port: KvPort) -> int:
+        try:
+            return await self._endpoint.listen(port.host, port.port, self._listen_tls)
+        except (OSError, UnicodeError) as error:  # the latter for a host that cannot be a name
+            why = getattr(error, "strerror", None) or error
+            raise ConfigError(f"--kv-host {port.host} --kv-port {port.port}: cannot listen there: {why}") from error
 
     async def run(self, stop: asyncio.Event, drain_s: float = 2.0) -> None:
         """Serve the gateway until ``stop``, then finish what can be finished in ``drain_s``. Raises NodeRefused."""

@@ -33,11 +33,21 @@ def test_the_streams_url_follows_from_the_gateways(gateway, url):
         "http://127.0.0.1.example.com:8000",
         "https://user:secret@gateway.example",
         "https://gateway.example/?token=x",
+        "http://[bad",
+        "http://127.0.0.1:99999",
+        "http://127.0.0.1:abc",
     ],
 )
 def test_a_gateway_that_is_no_url_or_would_be_spoken_to_in_the_clear_is_refused(gateway):
     with pytest.raises(ConfigError, match="--gateway"):
         config.stream_url(gateway)
+
+
+def test_a_pool_has_a_page_at_least_and_fits_into_the_machine():
+    assert config.pool_pages(1 << 20, 4096) == 256
+    for size in (4095, 1 << 60):
+        with pytest.raises(ConfigError, match="--pool-mib"):
+            config.pool_pages(size, 4096)
 
 
 def test_prefill_nodes_listen_and_decode_nodes_dial_unless_told_otherwise():

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 import time
 
 import pytest
@@ -28,7 +29,7 @@ from kvcache.layout import DType
 from kvcache.ticket import Ticket, sign_ticket
 from kvcache.wire import Role
 from node import config as parsing
-from node.config import ConfigError, NodeConfig, TlsFiles
+from node.config import ConfigError, KvPort, NodeConfig, TlsFiles
 from node.model import NodeModel
 from node.node import Node
 from tests.fake_engine import FakeEngine
@@ -277,6 +278,16 @@ async def test_a_stopped_node_ends_its_jobs_says_so_and_leaves(model_dir, model)
         assert not prefill.node.room.pool.owners
         await gateway.until(lambda: "prefill" not in gateway.sockets)
         assert (await gateway.hears("decode", Failed)).cause == "aborted"
+
+
+async def test_a_kv_port_that_is_taken_is_named(model_dir, model):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        async with Gateway() as gateway:
+            running = RunningNode(Role.PREFILL, model_dir, model, gateway, kv_port=KvPort("127.0.0.1", port, None))
+            with pytest.raises(ConfigError, match=f"--kv-port {port}: cannot listen there: Address already in use"):
+                await running.node.start()
+            await running.node.close()
 
 
 async def test_a_pool_without_a_page_is_refused(model_dir, model):
