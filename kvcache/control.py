@@ -106,7 +106,8 @@ class Join(msgspec.Struct, frozen=True, tag=True):
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     """Once a second, and at once after a change of ``accepting``. Rates are 0 while nothing was measured.
 
-    ``codecs`` is what those of the Join have done in transfers since the node started.
+    ``codecs`` is what those of the Join have done in transfers since the node started. ``detail`` says what keeps the
+    node from taking or beginning work, "" where nothing does; other nodes' troubles are not its own.
     """
 
     accepting: bool

@@ -192,7 +192,7 @@ class Node:
             prefill_tokens_per_s=self._rates.prefill,
             decode_tokens_per_s=self._rates.decode,
             open_transfers=self._serving.open_transfers + self._asking.open_transfers,
-            detail="draining" if self._draining else self._keeper.detail,
+            detail=self._detail,
             links=self._endpoint.links(),
             codecs=self._meter.totals(),
         )
@@ -234,6 +234,15 @@ class Node:
     @property
     def _accepting(self) -> bool:
         return self._keeper.engine is not None and not self._draining
+
+    @property
+    def _detail(self) -> str:
+        """What keeps this node itself from taking or beginning work; "" where nothing does."""
+        if self._draining:
+            return "draining"
+        waiting = self._room.waiting
+        full = f"pool full: {waiting} {'transfer waits' if waiting == 1 else 'transfers wait'} for pages"
+        return self._keeper.detail or (full if waiting else "")
 
     def _beat(self) -> None:
         self._control.beat_now()

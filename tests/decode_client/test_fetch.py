@@ -1,11 +1,13 @@
 """What a prefill node may do to a decode node: fill the pages of the transfer it was asked for with the right bytes."""
 
 import asyncio
+import threading
 from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
 
+from decode_client.landing import check_batch
 from kvcache import codecs
 from kvcache.control import Failed, Finished, KvAddress, TransferDone
 from kvcache.digest import piece_digest
@@ -287,6 +289,33 @@ async def test_pieces_that_come_after_a_cancel_go_nowhere(tokenizer):
         await asyncio.sleep(0.05)
         assert bytes(nodes.decode.pool.buffer) == before
         nodes.decode.room.release("next owner")
+
+
+async def test_a_cancelled_transfer_keeps_its_pages_while_a_thread_uses_them_and_takes_nothing_more(
+    tokenizer, monkeypatch
+):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def held(*call):
+        begun.set()
+        assert go_on.wait(10)
+        return check_batch(*call)
+
+    monkeypatch.setattr("decode_client.fetch.check_batch", held)
+    async with posing(tokenizer) as (nodes, job, sender):
+        await sender.opened()
+        await sender.send(sender.plan.pieces[0])
+        await nodes.decode.until(begun.is_set)
+        nodes.decode.asking.cancel(job.generation)
+        await asyncio.sleep(0.05)
+        before = bytes(nodes.decode.pool.buffer)
+        await sender.send(sender.plan.pieces[1])
+        await asyncio.sleep(0.05)
+        assert bytes(nodes.decode.pool.buffer) == before
+        assert nodes.decode.pages.owners
+        go_on.set()
+        await nodes.decode.ended(job.generation)
+        assert nodes.decode.pages.owners == {}
 
 
 async def test_a_prefill_node_that_falls_silent_costs_no_memory_beyond_the_deadline(tokenizer):

@@ -77,6 +77,27 @@ def test_bytes_that_were_loaded_are_exported_again_unchanged(stop: int) -> None:
     room.pool.close()
 
 
+def test_a_piece_is_reported_only_when_its_bytes_lie_in_the_pool() -> None:
+    room = Room.create(layout(), pages=200)
+    memory = PageMemory(room.pool)
+    plan, stop = room.plan(130, chunk_tokens=512), 130
+    first, second = room.table("first", stop), room.table("second", stop)
+    pieces = [bytes([piece.seq + 1]) * piece.nbytes for piece in plan.pieces]
+    room.fill(first, plan, pieces)
+    cache = empty_cache(layout(), 10)
+    load(cache, first, memory)
+
+    def reported(count: int) -> None:
+        assert room.pieces(second, plan)[:count] == pieces[:count]
+
+    export = Export(plan, second, memory, reported)
+    for index in range(4):
+        export.after_layer(cache, index, stop)
+    assert export.complete
+    del memory
+    room.pool.close()
+
+
 def test_joined_states_belong_to_their_requests_after_the_batch_is_gone() -> None:
     one_layer = KVLayout((GroupSpec(GroupKind.STATE, (LayerSpec(0, (CONV, RECURRENT)),)),))
     caches = [empty_cache(one_layer, 0) for _ in range(3)]

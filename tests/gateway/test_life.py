@@ -14,6 +14,7 @@ import pytest
 from gateway import hot
 from gateway.config import FallbackPolicy
 from kvcache.control import GenerateJob, PrefillDone, PrefillJob, TransferDone
+from kvcache.ticket import verify_ticket
 from kvcache.wire import Role
 from tests.gateway.conftest import Open
 from tests.gateway.fakes import (
@@ -207,6 +208,22 @@ async def test_an_unmeasured_way_is_late_only_at_the_deadline(stage: Open) -> No
     assert answer.json()["error"]["code"] == "request_timeout"
     assert 2.5 <= time.monotonic() - began < 4.0
     await one.until(lambda: remote.cancelled)
+
+
+async def test_both_legs_of_every_attempt_expire_with_the_request(stage: Open) -> None:
+    one = await stage(request_timeout_s=7.0)
+    remote, decode = await one.pair("east", on_prefill=failing("prefill", "engine_lost"))
+    decode.on_generate = answer_when_local
+    local = await one.node("p-local", Role.PREFILL)
+    began = time.time()
+    answer = await one.complete(words=60)
+    assert answer.headers["x-prfaas-route"] == "local"
+    jobs = [*remote.jobs(PrefillJob), *local.jobs(PrefillJob)]
+    tickets = [verify_ticket(job.ticket, decode.welcome.ticket_key, began) for job in jobs]
+    deadlines = [ticket.deadline for ticket in tickets] + [job.deadline for job in decode.jobs(GenerateJob)]
+    assert len(deadlines) == 4
+    assert all(began + 6.0 < deadline < began + 8.0 for deadline in deadlines)
+    assert max(deadlines) - min(deadlines) < 0.1
 
 
 async def test_a_prefill_node_whose_stream_closes_is_lost_at_once_and_its_request_goes_home(stage: Open) -> None:

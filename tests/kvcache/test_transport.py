@@ -174,6 +174,25 @@ async def test_an_unreachable_peer_holds_up_no_other(net: Net) -> None:
     assert all(isinstance(outcome, PeerUnreachable) for outcome in outcomes)
 
 
+async def test_a_dial_that_hangs_holds_up_no_other(net: Net) -> None:
+    a, _ = await net("a", limits=replace(QUICK, connect_s=5.0))
+    b, _ = await net("b")
+    port = await b.listen("127.0.0.1", 0)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as callers:
+        for _ in range(4):
+            caller = callers.enter_context(socket.socket())
+            caller.setblocking(False)
+            caller.connect_ex(full.getsockname())
+        address = KvAddress("127.0.0.1", full.getsockname()[1])
+        stuck = [asyncio.create_task(a.peer(who(f"m{n}"), address, soon(1.0))) for n in range(5)]
+        await asyncio.sleep(0.05)
+        began = time.monotonic()
+        await a.peer(who("b"), KvAddress("127.0.0.1", port), soon())
+        assert time.monotonic() - began < 0.5
+        outcomes = await asyncio.gather(*stuck, return_exceptions=True)
+    assert all(isinstance(outcome, PeerUnreachable) for outcome in outcomes)
+
+
 def test_pauses_between_attempts_grow_are_jittered_and_bounded() -> None:
     spans = []
     for seed in range(20):

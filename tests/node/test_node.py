@@ -290,6 +290,52 @@ async def test_a_kv_port_that_is_taken_is_named(model_dir, model):
             await running.node.close()
 
 
+async def test_a_node_that_is_closed_in_mid_transfer_ends_its_jobs_before_its_memory(model_dir, model, caplog):
+    async with both(model_dir, model) as (gateway, prefill, decode):
+        prefill.engine.hold_at = 1
+        _, prefill_job, generate = gateway.jobs(model)
+        await gateway.send("decode", generate)
+        await gateway.send("prefill", prefill_job)
+        await gateway.until(lambda: decode.node.room.pool.owners)
+        for closing in (prefill, decode):
+            await asyncio.wait_for(closing.node.close(), 5)
+            assert closing.node.room.pool.owners == {}
+            assert closing.engine.faults == []
+        assert [record for record in caplog.records if record.exc_info] == []
+
+
+async def test_a_pool_without_room_is_told_and_frees_itself_at_the_deadline_without_a_new_job(model_dir, model):
+    async with both(model_dir, model) as (gateway, prefill, _):
+        pool = prefill.node.room.pool
+        pool.allocate("another", pool.free_pages)
+        ticket, prefill_job, _ = gateway.jobs(model, seconds=1.0)
+        await gateway.send("prefill", prefill_job)
+        beat = await gateway.hears("prefill", Heartbeat, lambda beat: beat.detail)
+        assert (beat.pages_free, beat.queued_jobs) == (0, 1)
+        assert beat.detail == "pool full: 1 transfer waits for pages"
+        failed = await gateway.hears("prefill", Failed)
+        assert (failed.job, failed.cause) == (ticket.transfer.hex(), "deadline")
+        prefill.node.room.release("another")
+        after = len(heartbeats(gateway, "prefill"))
+        await gateway.until(lambda: heartbeats(gateway, "prefill")[after + 1 :])
+        beat = heartbeats(gateway, "prefill")[-1]
+        assert (beat.detail, beat.pages_free, beat.open_transfers) == ("", beat.pages_total, 0)
+
+
+async def test_a_dead_peer_does_not_make_a_node_report_itself_unwell(model_dir, model):
+    async with both(model_dir, model) as (gateway, prefill, _):
+        prefill.engine.hold_at = 1
+        _, prefill_job, generate = gateway.jobs(model)
+        await gateway.send("decode", generate)
+        await gateway.send("prefill", prefill_job)
+        await gateway.hears("decode", Heartbeat, lambda beat: beat.links)
+        await prefill.node.close()
+        assert (await gateway.hears("decode", Failed)).stage == "transfer"
+        after = len(heartbeats(gateway, "decode"))
+        await gateway.until(lambda: len(heartbeats(gateway, "decode")) > after + 3)
+        assert all(beat.accepting and not beat.detail for beat in heartbeats(gateway, "decode"))
+
+
 async def test_a_pool_without_a_page_is_refused(model_dir, model):
     async with Gateway() as gateway:
         with pytest.raises(ConfigError, match="--pool-mib"):

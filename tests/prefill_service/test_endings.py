@@ -1,11 +1,14 @@
 """However a transfer ends, and wherever it was: both sides say so, and neither holds anything afterwards."""
 
 import asyncio
+import threading
 
 import pytest
 
 from kvcache.control import Cancelled, Failed, Finished
+from kvcache.transport import TransportLimits
 from kvcache.wire import Abort, Open
+from prefill_service.sender import encode_batch
 from tests.pair import pair
 from tests.rogue import Rogue
 from tests.stages import AFTER_COMMIT, BEFORE_COMMIT, STAGES, reach, release
@@ -213,3 +216,64 @@ async def test_pages_stay_with_their_job_until_the_engine_has_let_go(tokenizer, 
         assert cancelled.prefilled_tokens == (0 if stage == "computing" else 128)
         assert nodes.prefill.pages.owners == {}
         release(nodes)
+
+
+async def test_pages_stay_with_their_job_until_no_thread_reads_them(tokenizer, monkeypatch):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def held(*call):
+        begun.set()
+        assert go_on.wait(10)
+        return encode_batch(*call)
+
+    monkeypatch.setattr("prefill_service.sender.encode_batch", held)
+    async with pair(tokenizer) as nodes:
+        job = nodes.job()
+        nodes.start(job)
+        await nodes.prefill.until(begun.is_set)
+        await nodes.prefill.until(lambda: nodes.prefill.engine.prefilled)
+        nodes.prefill.serving.cancel(job.transfer)
+        await asyncio.sleep(0.05)
+        assert nodes.prefill.pages.owners
+        go_on.set()
+        assert isinstance(await nodes.prefill.ended(job.transfer), Cancelled)
+        assert nodes.prefill.pages.owners == {}
+
+
+@pytest.mark.parametrize(
+    ("broken", "failing", "other"),
+    [
+        ("prefill_service.sender.encode_batch", "prefill", "decode"),
+        ("decode_client.fetch.check_batch", "decode", "prefill"),
+    ],
+)
+async def test_an_exception_in_a_thread_ends_both_legs_and_its_cause_is_told(
+    tokenizer, monkeypatch, broken, failing, other
+):
+    def fail(*call):
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(broken, fail)
+    async with pair(tokenizer) as nodes:
+        job = nodes.job()
+        nodes.start(job)
+        names = {"prefill": job.transfer, "decode": job.generation}
+        failed = await getattr(nodes, failing).ended(names[failing])
+        assert (failed.cause, failed.detail) == ("internal", "RuntimeError: out of luck")
+        failed = await getattr(nodes, other).ended(names[other])
+        assert failed.cause == "aborted"
+        assert "out of luck" in failed.detail
+
+
+async def test_a_connection_in_use_is_kept_however_long_it_has_nothing_to_carry(tokenizer):
+    quick = TransportLimits(ping_every_s=0.1, lost_after_s=0.3, resume_s=0.3)
+    async with pair(tokenizer, transport=quick) as nodes:
+        job = nodes.job()
+        await reach(nodes, job, "computing")
+        [peer] = nodes.decode.endpoint._peers.values()
+        await nodes.decode.until(lambda: len(peer.connections) == quick.connections)
+        before = peer.connections
+        await asyncio.sleep(1.2)
+        assert peer.connections == before
+        release(nodes)
+        assert isinstance(await nodes.decode.ended(job.generation), Finished)
