@@ -28,8 +28,8 @@ Say = Callable[[str], None]
 class Row:
     """One line of the result. Speeds are 10**9 raw bytes per second of one core.
 
-    ``top1_agreement`` is over ``counted`` positions, those whose best token leads by more than the batch noise;
-    ``mean_kl`` (nats) is over all. All three are None where no model read the cache.
+    ``top1_agreement`` is over ``counted`` positions, those whose best token leads by more than the batch ``noise``;
+    ``top1_all`` and ``mean_kl`` (nats) are over all. They are None where no model read the cache.
     """
 
     codec: str
@@ -42,7 +42,9 @@ class Row:
     mean_kl: float | None
     max_abs_err: float
     source: str
+    top1_all: float | None = None
     counted: int | None = None
+    noise: float | None = None
 
     def plain(self) -> dict[str, object]:
         """As JSON has it."""
@@ -100,14 +102,16 @@ def captured_rows(chosen: Sequence[CodecSet], model_dir: Path, dtype: DType, cou
         for key, row in rows.items():
             found = agreements.get(key)
             if found is None:  # every byte was compared
-                yield replace(row, top1_agreement=1.0, mean_kl=0.0)
+                yield replace(row, top1_agreement=1.0, mean_kl=0.0, top1_all=1.0)
             else:
                 yield replace(
                     row,
                     top1_agreement=round(found.agreed / found.counted, 5) if found.counted else None,
                     mean_kl=round(found.kl_sum / found.positions, 6),
                     max_abs_err=found.worst_error,
+                    top1_all=round(found.same / found.positions, 5),
                     counted=found.counted,
+                    noise=noise,
                 )
     finally:
         for prefix in prefixes:

@@ -34,6 +34,7 @@ class Agreement:
 
     counted: int = 0
     agreed: int = 0
+    same: int = 0
     positions: int = 0
     kl_sum: float = 0.0
     worst_error: float = field(default=0.0)
@@ -47,6 +48,7 @@ class Agreement:
         self.kl_sum += float((before.exp() * (before - after)).sum())
         self.counted += int(counts.sum())
         self.agreed += int((same & counts).sum())
+        self.same += int(same.sum())
         self.positions += len(reference)
         self.worst_error = max(self.worst_error, error)
 

@@ -20,7 +20,7 @@ from node.calibration.bases import Moments, basis
 
 # Steps in parts of the root mean square coordinate. Errors of keys do less harm for their bits than those of values.
 KEY_PART = 0.5
-VALUE_PART = 0.65
+VALUE_PART = 0.6
 
 
 class Observer:

@@ -119,6 +119,7 @@ def test_agreement_counts_positions_whose_lead_exceeds_the_noise_and_divergence_
     agreement.add(reference, found, 0.5, 0.25)
     agreement.add(reference[:1], found[:1], 0.5, 0.125)
     assert (agreement.counted, agreement.agreed, agreement.positions, agreement.worst_error) == (3, 2, 4, 0.25)
+    assert agreement.same == 2
     p, q = reference.double().softmax(-1), found.double().softmax(-1)
     assert agreement.kl_sum == pytest.approx(float((p * (p / q).log()).sum()), rel=1e-4)
 
@@ -156,6 +157,8 @@ def test_a_model_gets_every_figure(tiny: Path, monkeypatch: pytest.MonkeyPatch) 
         assert row.keys() >= KEYS
         if row["source"] == "captured":
             assert row["mean_kl"] >= -1e-6
+            assert 0 <= row["top1_all"] <= 1
+            assert row["exact"] or (row["noise"] >= 0 and 0 <= row["counted"] <= 40)
             assert (row["mean_kl"] == row["max_abs_err"] == 0) == row["exact"]
     by_group = {(row["codec"], row["group"]): row for row in rows if row["source"] == "captured"}
     assert {group for _, group in by_group} == {"full", "sliding", "all"}
