@@ -65,7 +65,6 @@ class Fetch:
         self._arrival = asyncio.Event()
         self._announced = asyncio.Event()
         self._manifest: asyncio.Future[Manifest] = asyncio.get_running_loop().create_future()
-        self._manifest_at = 0.0
         self._acked = 0
         self._granted = False
         self._committed = False
@@ -84,7 +83,7 @@ class Fetch:
         self._table = self._context.geometry.table(plan.start, plan.stop, pages)
         self._granted = True
         peer.send(Grant(self.transfer))
-        granted = loop.time()
+        granted, way_s = loop.time(), peer.rtt_s / 2
         try:
             await self._verify_all(peer)
             digest = self._incoming.finish(await self._manifest)
@@ -95,7 +94,7 @@ class Fetch:
         self._committed = True
         peer.send(Ack(self.transfer, self._incoming.next_seq, committed=True))
         now = loop.time()
-        exposed = self._manifest.result().lag_s + peer.rtt_s / 2 + now - self._manifest_at
+        exposed = max(0.0, now - granted - way_s - self._manifest.result().computed_after_s)
         codec = self._incoming.codec
         assert codec is not None
         return Fetched(
@@ -143,7 +142,6 @@ class Fetch:
                 if not self._granted:
                     self._fate.end("violation", "manifest: came before the Grant", stage="transfer")
                 elif not self._manifest.done():
-                    self._manifest_at = asyncio.get_running_loop().time()
                     self._manifest.set_result(frame)
 
     def payload_target(self, peer: Peer, data: Data) -> Sequence[memoryview] | None:

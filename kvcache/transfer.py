@@ -220,11 +220,11 @@ class OutgoingTransfer:
             digest,
         )
 
-    def manifest(self, lag_s: float) -> Manifest:
+    def manifest(self, computed_after_s: float) -> Manifest:
         """The closing frame. Raises ValueError before the last piece."""
         if self.sent < len(self.plan.pieces):
             raise ValueError(f"piece {self.sent} of {len(self.plan.pieces)} was not sent")
-        return Manifest(self.transfer, b"".join(self._digests), lag_s)
+        return Manifest(self.transfer, b"".join(self._digests), computed_after_s)
 
     def on_ack(self, ack: Ack) -> None:
         """Take an acknowledgement; repeated and overtaken ones change nothing.

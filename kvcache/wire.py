@@ -114,12 +114,13 @@ class Data(msgspec.Struct, frozen=True, array_like=True):
 class Manifest(msgspec.Struct, frozen=True, array_like=True):
     """Prefill -> decode, after the last piece: every piece's digest, in plan order, 16 bytes each.
 
-    ``lag_s`` is the time between the end of the last chunk's computation and this frame.
+    ``computed_after_s`` is the time from the Grant's arrival to the end of the last chunk's computation; it is negative
+    where that came first. This frame itself may wait behind the data for long: nothing follows from when it arrives.
     """
 
     transfer: bytes
     digests: bytes
-    lag_s: float
+    computed_after_s: float
 
 
 class Ack(msgspec.Struct, frozen=True, array_like=True):

@@ -51,6 +51,7 @@ class Export:
         self._helpers: list[asyncio.Task[None]] = []
         self._announced = False
         self._computed_at: float | None = None
+        self._granted_at = 0.0
         self._claimed = asyncio.Event()
         self._granted = asyncio.Event()
         self._manifest: Manifest | None = None
@@ -126,6 +127,8 @@ class Export:
                 case Grant():
                     if not self._announced:
                         raise TransferViolation("grant", "came before the Announce")
+                    if not self._granted.is_set():
+                        self._granted_at = asyncio.get_running_loop().time()
                     self._granted.set()
                 case Ack():
                     if self._outgoing is None:
@@ -195,7 +198,7 @@ class Export:
         """Every piece has gone at least once: close the account. The other side waits for what is still under way."""
         assert self.peer is not None
         assert self._outgoing is not None
-        self._manifest = self._outgoing.manifest(self._lag_s())
+        self._manifest = self._outgoing.manifest(self._computed_after_s())
         self.peer.send(self._manifest)
 
     @property
@@ -270,6 +273,6 @@ class Export:
         first = self.ticket.start // self.ticket.chunk_tokens
         return min(self.ticket.stop, (first + chunk) * self.ticket.chunk_tokens)
 
-    def _lag_s(self) -> float:
-        now = asyncio.get_running_loop().time()
-        return now - (self._computed_at if self._computed_at is not None else now)
+    def _computed_after_s(self) -> float:
+        computed_at = self._computed_at
+        return (asyncio.get_running_loop().time() if computed_at is None else computed_at) - self._granted_at

@@ -78,13 +78,35 @@ async def test_the_right_pieces_are_acknowledged_and_committed(tokenizer, codec)
         await sender.opened()
         await sender.send_all()
         assert not (await sender.hears(Ack)).committed
-        sender.peer.send(sender.outgoing.manifest(0.25))
+        sender.peer.send(sender.outgoing.manifest(-0.25))
         assert isinstance(await nodes.decode.ended(job.generation), Finished)
         acks = [f for f in sender.heard if isinstance(f, Ack)]
         assert [a.next_seq for a in acks] == sorted(a.next_seq for a in acks)
         assert acks[-1] == Ack(job.ticket.transfer, len(sender.plan.pieces), committed=True)
         done = await nodes.decode.told(TransferDone, job.transfer)
         assert 0.25 <= done.exposed_s < 1.0
+
+
+@pytest.mark.parametrize(("computed_after_s", "least_s"), [(0.0, 0.4), (0.3, 0.1)])
+async def test_time_that_the_manifest_spends_on_its_way_is_exposed(tokenizer, computed_after_s, least_s):
+    async with posing(tokenizer) as (nodes, job, sender):
+        await sender.opened()
+        await sender.send_all()
+        manifest = sender.outgoing.manifest(computed_after_s)
+        await asyncio.sleep(0.4)
+        sender.peer.send(manifest)
+        assert isinstance(await nodes.decode.ended(job.generation), Finished)
+        done = await nodes.decode.told(TransferDone, job.transfer)
+        assert least_s - 0.05 <= done.exposed_s <= done.transfer_s - computed_after_s
+
+
+async def test_a_prefill_that_ends_after_the_commit_exposes_nothing(tokenizer):
+    async with posing(tokenizer) as (nodes, job, sender):
+        await sender.opened()
+        await sender.send_all()
+        sender.peer.send(sender.outgoing.manifest(1000.0))
+        assert isinstance(await nodes.decode.ended(job.generation), Finished)
+        assert (await nodes.decode.told(TransferDone, job.transfer)).exposed_s == 0.0
 
 
 def flipped(payload: bytes) -> bytes:
