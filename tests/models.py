@@ -13,17 +13,20 @@ PAD, EOS, BOS, UNK = 0, 1, 2, 3
 CONTEXT = 8192
 
 
-def tiny_model(arch: str, path: Path, *, window: int = 64, seed: int = 0) -> Path:
+def tiny_model(arch: str, path: Path, *, window: int = 64, seed: int = 0, **sizes: Any) -> Path:
     """Write config, fp32 safetensors and tokenizer.json of a small ``arch`` into ``path`` and return it.
 
     ``arch`` is gemma3_text (``window`` applies), llama, qwen3_next or jamba. Equal arguments give equal bytes. Weights
-    are wide (std 0.2), so that a lost token or a wrong state moves the logits by far more than rounding does.
+    are wide (std 0.2), so that a lost token or a wrong state moves the logits by far more than rounding does. ``sizes``
+    replace fields of the config.
     """
     import torch
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(_config(arch, window), dtype=torch.float32)
+    config = _config(arch, window)
+    config.update(sizes)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim >= 2:

@@ -1,0 +1,38 @@
+"""Gateways that use one codec for every transfer, whatever the link: for measurements of one codec at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gateway.cli import main
+from kvcache.quality import Quality
+from scheduler import policy
+from scheduler.codec_choice import CodecChoice, choose_codec
+from scheduler.facts import DecodeNodeFacts, LinkFacts, PrefillNodeFacts
+from scheduler.predict import Export
+
+
+def raw() -> None:
+    """``prfaas``, with ``raw`` only."""
+    _only("raw")
+
+
+def lossless() -> None:
+    """``prfaas``, with ``lossless`` only."""
+    _only("lossless")
+
+
+def _only(name: str) -> None:
+    def choose(
+        default: str,
+        quality: Quality,
+        export: Export,
+        prefill: PrefillNodeFacts,
+        decode: DecodeNodeFacts,
+        link: LinkFacts,
+    ) -> CodecChoice:
+        sender = replace(prefill, codecs=tuple(codec for codec in prefill.codecs if codec.name == name))
+        return choose_codec(name, quality, export, sender, decode, link)
+
+    vars(policy)["choose_codec"] = choose
+    main()
