@@ -568,6 +568,7 @@ async def test_a_target_of_the_wrong_size_ends_the_peer_and_writes_nothing(net: 
 
 async def test_a_paused_peer_is_read_no_further_and_not_taken_for_lost(net: Net) -> None:
     at_a, on_a, at_b, on_b = await pair(net)
+    before = at_a.connections, at_b.connections
     at_b.pause()
     at_b.pause()
     sending = asyncio.create_task(at_a.send_data(data(0, 64 * MIB), [bytes(64 * MIB)]))
@@ -576,6 +577,7 @@ async def test_a_paused_peer_is_read_no_further_and_not_taken_for_lost(net: Net)
     assert not on_b.arrived
     assert not on_a.lost
     assert not on_b.lost
+    assert (at_a.connections, at_b.connections) == before
     at_b.resume()
     at_b.resume()
     await sending
