@@ -8,9 +8,9 @@ import secrets
 import time
 from collections import deque
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any
 
+from gateway import plausible
 from gateway.sessions import NodeLost, NodeSession, codec_quality
 from kvcache.control import (
     Cancelled,
@@ -82,6 +82,7 @@ class Attempt:
         """What the KV came by, once it has."""
         self._job = job
         self._quality = quality
+        self._answer = plausible.AnswerCheck(job)
         self._items: deque[Delta | Finished] = deque()
         self._failure: AttemptFailed | None = None
         self._wake = asyncio.Event()
@@ -154,10 +155,8 @@ class Attempt:
             case PrefillStarted() if self._is_prefill(node):
                 self._figures["prefill_started_after_s"] = time.time() - self._dispatched_at
             case PrefillDone() if self._is_prefill(node):
-                self._figures["prefill_s"] = message.compute_s
-                node.speed.observe(message.tokens, message.compute_s)
-                self._computing_ended()
-            case TransferDone() if node is self.decode and not self._transferred and self._plausible(message):
+                self._on_computed(node, message)
+            case TransferDone() if node is self.decode and not self._transferred and self._can_be(message):
                 needed = codec_quality(message.codec)
                 if needed is not None and self._quality.allows(needed):
                     self._on_transferred(message, needed)
@@ -205,11 +204,15 @@ class Attempt:
     def _is_prefill(self, node: NodeSession) -> bool:
         return self.leg is not None and node is self.leg.node
 
-    def _plausible(self, done: TransferDone) -> bool:
-        """Whether these figures can be of this transfer: estimators and counters would keep nonsense for long."""
-        times = (done.transfer_s, done.exposed_s)
-        sizes = 0 < done.raw_bytes <= self.option.transfer_bytes and done.wire_bytes > 0
-        return sizes and all(isfinite(seconds) and seconds >= 0 for seconds in times)
+    def _can_be(self, done: TransferDone) -> bool:
+        return plausible.transferred(done, self.option.transfer_bytes)
+
+    def _on_computed(self, node: NodeSession, done: PrefillDone) -> None:
+        assert self.leg is not None
+        if "prefill_s" not in self._figures and plausible.computed(done, self.leg.stop - self.leg.start):
+            self._figures["prefill_s"] = done.compute_s
+            node.speed.observe(done.tokens, done.compute_s)
+        self._computing_ended()
 
     def _on_transferred(self, done: TransferDone, exactness: Quality) -> None:
         assert self.leg is not None
@@ -229,10 +232,17 @@ class Attempt:
         )
 
     def _on_answer(self, item: Delta | Finished) -> None:
+        if self._finished:
+            return
+        wrong = self._answer.wrong(item)
+        if wrong is not None:
+            detail = f"{type(item).__name__}: {wrong}"
+            self._fail(AttemptFailed("decode", "protocol", detail, self.decode.node_id))
+            return
         if len(self._items) >= MAX_UNREAD_DELTAS:
             self._fail(AttemptFailed("decode", "slow_client", "the client does not read its answer"))
             return
-        self._finished = self._finished or isinstance(item, Finished)
+        self._finished = isinstance(item, Finished)
         self._items.append(item)
         self._wake.set()
 

@@ -491,7 +491,7 @@ async def test_an_answer_that_is_not_read_ends_with_its_deadline(stage: Open, mo
 
     await one.node("d", Role.DECODE, on_generate=flood)
     reader, writer = await asyncio.open_connection("127.0.0.1", int(one.url.rsplit(":", 1)[1]), limit=1024)
-    body = b'{"model": "tiny", "prompt": "ab", "stream": true}'
+    body = b'{"model": "tiny", "prompt": "ab", "stream": true, "max_tokens": 2000}'
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx-request-id: stuck\r\ncontent-length: %d\r\n\r\n"
     writer.write(head % len(body) + body)
     await asyncio.sleep(0.5)
@@ -508,10 +508,10 @@ async def test_the_speed_is_learnt_from_a_prefill_that_is_reported_after_its_ans
 
     async def report_late(node: FakeNode, job: PrefillJob) -> None:
         await ended.wait()
-        await node.send(PrefillDone(transfer_of(node, job.ticket), 0.001, 5_000))
+        await node.send(PrefillDone(transfer_of(node, job.ticket), 0.001, len(job.token_ids) - 1))
 
     await one.pair(on_prefill=report_late)
-    assert (await one.complete()).status_code == 200
+    assert (await one.complete(words=300)).status_code == 200
     session = one.gateway.registry.node("p-local")
     assert session is not None
     assert session.speed.tokens_per_s == 1000.0

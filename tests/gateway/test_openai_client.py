@@ -210,7 +210,7 @@ async def test_a_slow_reader_gets_everything_in_order(stage: Open) -> None:
     await one.node("d", Role.DECODE, on_generate=many)
     text = ""
     async with client_of(one) as client:
-        stream = await client.completions.create(model="tiny", prompt="ab", stream=True)
+        stream = await client.completions.create(model="tiny", prompt="ab", stream=True, max_tokens=500)
         async for chunk in stream:
             text += chunk.choices[0].text
             if len(text) < 200:

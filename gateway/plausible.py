@@ -1,0 +1,62 @@
+"""Whether what a node says of a job can be so: counters, estimators and answers would keep nonsense for long."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+from kvcache.control import Delta, Finished, GenerateJob, PrefillDone, TransferDone
+
+FINISH_REASONS = ("stop", "length")
+MAX_TOKEN_ID = 1 << 31
+MAX_COUNT = 1 << 31
+SPARE_CHARS = 8192
+"""Characters of a Delta beyond those of its tokens: what was held back while it could have become a stop string."""
+MAX_TOKEN_CHARS = 1024
+
+
+def computed(done: PrefillDone, tokens: int) -> bool:
+    """Whether a prefill of so many tokens can have gone like this."""
+    return 0 <= done.tokens <= tokens and isfinite(done.compute_s) and done.compute_s >= 0
+
+
+def transferred(done: TransferDone, most_bytes: int) -> bool:
+    """Whether a transfer of at most so many raw bytes can have gone like this."""
+    times = (done.transfer_s, done.exposed_s)
+    sizes = 0 < done.raw_bytes <= most_bytes and 0 < done.wire_bytes <= 2 * most_bytes + SPARE_CHARS
+    return sizes and len(done.kv_digest) <= 64 and all(isfinite(seconds) and seconds >= 0 for seconds in times)
+
+
+class AnswerCheck:
+    """Follows one answer and tells what is wrong with its next part."""
+
+    def __init__(self, job: GenerateJob) -> None:
+        self._left = job.sampling.max_tokens
+        self._most = job.sampling.max_tokens
+        self._logprobs = job.sampling.logprobs is not None
+
+    def wrong(self, item: Delta | Finished) -> str | None:
+        """The field that cannot be as it is, or None."""
+        return self._wrong_delta(item) if isinstance(item, Delta) else self._wrong_end(item)
+
+    def _wrong_delta(self, delta: Delta) -> str | None:
+        count = len(delta.token_ids)
+        self._left -= count
+        if self._left < 0:
+            return "more tokens than were asked for"
+        if not all(0 <= token < MAX_TOKEN_ID for token in delta.token_ids):
+            return "token_ids"
+        if len(delta.text) > SPARE_CHARS + count * MAX_TOKEN_CHARS:
+            return "text"
+        entries = delta.logprobs or ()
+        if len(entries) != (count if self._logprobs else 0) or not all(entries):
+            return "logprobs"
+        if not all(0 <= one.token_id < MAX_TOKEN_ID for entry in entries for one in entry):
+            return "logprobs"
+        return None
+
+    def _wrong_end(self, end: Finished) -> str | None:
+        if end.reason not in FINISH_REASONS:
+            return "reason"
+        if not 0 <= end.cached_tokens <= end.prompt_tokens <= MAX_COUNT:
+            return "prompt_tokens"
+        return None if 0 <= end.completion_tokens <= self._most else "completion_tokens"
