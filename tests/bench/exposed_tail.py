@@ -10,7 +10,7 @@ drains what is there. Allowed are 1.05 times that, 1.5 round trips, and one laye
 with lossless KV, and a random-weight qwen3_next most of whose cache is states, with half as many tokens.
 
 ``seen`` is a check from the gateway's clock: first token less start and length of the prefill, so that a control
-message, loading and one decode step are in it.
+message, loading and one decode step are in it. ``dropped`` counts packets that found the link's queue full.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from tests.wan.stack import wan_stack
 
 RTT_S = 0.03
 OPENING_BPS = 400e6
+TRIES = 3
 RATIOS = (0.1, 0.5, 1.0, 2.0)
 QUEUE_RTTS = 2
 STATES = {
@@ -74,20 +75,27 @@ class Run:
     seen_s: float
     wire_bytes: float
     mbps: float
+    dropped: int
 
 
 def ask(stack: RunningStack, tokens: int, seed: int) -> dict[str, Any]:
-    """The record of a remote request's only attempt, with its time to first token. Raises AssertionError."""
-    answer = stack.complete(some_ids(tokens, seed=seed), 2)
-    assert answer.status_code == 200, answer.text
-    record = stack.record(answer)
-    [attempt] = record["attempts"]
-    stack.await_idle()
-    found: dict[str, Any] = {**attempt, "ttft_s": record["ttft_s"]}
-    return found
+    """The record of a remote request's only attempt, with its time to first token.
+
+    One that the gateway gave up as late, on a busy machine, is asked for again. Raises RuntimeError, AssertionError.
+    """
+    for _ in range(TRIES):
+        answer = stack.complete(some_ids(tokens, seed=seed), 2)
+        assert answer.status_code == 200, answer.text
+        record = stack.record(answer)
+        stack.await_idle()
+        first, *others = record["attempts"]
+        if not others:
+            found: dict[str, Any] = {**first, "ttft_s": record["ttft_s"]}
+            return found
+    raise RuntimeError(f"no transfer of {TRIES} arrived: {first['stage']}, {first['cause']}")
 
 
-def held_against_the_bound(plan: TransferPlan, attempt: dict[str, Any], bytes_per_s: float) -> Run:
+def held_against_the_bound(plan: TransferPlan, attempt: dict[str, Any], bytes_per_s: float, dropped: int) -> Run:
     """One attempt's figures beside what was possible."""
     prefill_s, wire_ratio = attempt["prefill_s"], attempt["wire_bytes"] / attempt["raw_bytes"]
     bound = tail_s(releases(plan, prefill_s, wire_ratio), bytes_per_s)
@@ -101,6 +109,7 @@ def held_against_the_bound(plan: TransferPlan, attempt: dict[str, Any], bytes_pe
         attempt["ttft_s"] - attempt["prefill_started_after_s"] - prefill_s,
         attempt["wire_bytes"],
         bytes_per_s * 8 / 1e6,
+        dropped,
     )
 
 
@@ -129,11 +138,14 @@ def measure(wan: Wan, case: Case, options: argparse.Namespace, say: Console) -> 
             ask(stack, case.tokens, 3)
             runs = []
             for repeat in range(options.repeats):
+                before = wan.counters()[0].overflowed
                 last = ask(stack, case.tokens, 10 + repeat)
+                dropped = wan.counters()[0].overflowed - before
                 assert last["codec"] == case.codec, last
-                runs.append(held_against_the_bound(plan, last, bytes_per_s))
+                runs.append(held_against_the_bound(plan, last, bytes_per_s, dropped))
                 one = runs[-1]
-                say.print(f"{case.name}, {ratio}: exposed {one.exposed_s:.3f} s, allowed {one.allowed_s:.3f} s")
+                tail = f"exposed {one.exposed_s:.3f} s, allowed {one.allowed_s:.3f} s"
+                say.print(f"{case.name}, {ratio}: {tail}, {dropped} packets dropped")
             median = {name: statistics.median(getattr(run, name) for run in runs) for name in asdict(runs[0])}
             over = statistics.median(run.exposed_s - run.allowed_s for run in runs)
             yield {"case": case.name, "ratio": ratio, **median, "over_s": over, "holds": over <= 0}
@@ -141,10 +153,10 @@ def measure(wan: Wan, case: Case, options: argparse.Namespace, say: Console) -> 
 
 def show(rows: list[dict[str, Any]]) -> None:
     """A table for people."""
-    columns = ("prefill_s", "transfer_ratio", "bound_s", "allowed_s", "exposed_s", "seen_s", "mbps")
+    columns = ("prefill_s", "transfer_ratio", "bound_s", "allowed_s", "exposed_s", "seen_s", "mbps", "dropped")
     table = Table("case", "ratio", *columns, "holds", title="Exposed tail, medians")
     for row in rows:
-        figures = [f"{row[name]:.1f}" if name == "mbps" else f"{row[name]:.3f}" for name in columns]
+        figures = [f"{row[name]:.1f}" if name in ("mbps", "dropped") else f"{row[name]:.3f}" for name in columns]
         table.add_row(row["case"], f"{row['ratio']:g}", *figures, "yes" if row["holds"] else "NO")
     Console(width=140).print(table)
 
