@@ -21,6 +21,7 @@ from scheduler.speeds import LinkSpeed
 log = logging.getLogger(__name__)
 
 MAX_NODES = 4096
+MAX_QUEUE = 1 << 20
 MAX_EGRESS_GBPS = 1_000_000
 _BYTES_PER_GBIT = 1e9 / 8
 
@@ -184,12 +185,14 @@ class Registry:
     def _check_identity(self, join: Join) -> Refused | None:
         if not NAME.fullmatch(join.node_id):
             return Refused("node_id", "letters, digits, dot, dash and underscore, at most 63; choose another --node-id")
-        if not 1 <= len(join.incarnation) <= 128:
-            return Refused("incarnation", "1 to 128 characters")
+        if not _plain(join.incarnation, 128):
+            return Refused("incarnation", "1 to 128 printable characters")
+        if not _plain(join.version, 128):
+            return Refused("version", "1 to 128 printable characters")
         if len(join.public_key) != 32:
             return Refused("public_key", f"an Ed25519 key has 32 bytes, got {len(join.public_key)}")
-        if join.max_queue < 1:
-            return Refused("max_queue", f"must be positive, got {join.max_queue}")
+        if not 1 <= join.max_queue <= MAX_QUEUE:
+            return Refused("max_queue", f"must be from 1 to {MAX_QUEUE}, got {join.max_queue}")
         known = self.node(join.node_id)
         if known is None:
             if len(self._sessions) >= MAX_NODES:
@@ -233,6 +236,9 @@ class Registry:
 
     def _check_dial(self, join: Join) -> Refused | None:
         cluster = self._clusters[join.cluster]
+        address = join.kv_address
+        if address is not None and not (_plain(address.host, 253) and 1 <= address.port <= 65535):
+            return Refused("kv_address", "no address that a peer can dial; give --kv-advertise HOST:PORT")
         if (join.kv_address is None) != (cluster.dial is Dial.OUT) and not cluster.local:
             word = "only dials out" if join.kv_address is None else "accepts connections"
             return Refused(
@@ -270,3 +276,8 @@ class Registry:
             found = {n: Cluster(n, False, Dial(d), ClusterState(s), *rest) for n, d, s, *rest in rows}
         local = Cluster(self.local_cluster, True, Dial.IN, ClusterState.ACTIVE, time.time())
         return found | {self.local_cluster: local}
+
+
+def _plain(text: str, most: int) -> bool:
+    """Whether a text is safe in a log line and on a terminal, and no longer than this."""
+    return 1 <= len(text) <= most and text.isprintable()

@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 JOIN_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 1.0
+UNREAD_S = 10.0
+"""How long a message may wait for a node to read those before it: the largest one, over a slow link."""
 _SECOND_LOOK_S = 0.05
 _POLICY_VIOLATION = 1008
 
@@ -136,7 +138,10 @@ class ControlStreams:
         while True:
             data = await session.next_outbound(self._config.beat_s)
             try:
-                await send({"type": "websocket.send", "bytes": beat if data is None else data})
+                async with asyncio.timeout(UNREAD_S):
+                    await send({"type": "websocket.send", "bytes": beat if data is None else data})
+            except TimeoutError:  # it may go on talking: who does not listen can't be given work
+                raise NodeLost("does not read") from None
             except OSError as error:  # how ASGI says that the other side is gone
                 raise NodeLost("closed") from error
 

@@ -12,10 +12,11 @@ import msgspec
 import pytest
 import websockets
 
+from gateway import stream
 from gateway.registry import Dial
 from gateway.sessions import NodeLost
 from kvcache import control
-from kvcache.control import Beat, GenerateJob, Heartbeat, Join, ModelInfo, PrefillJob, RateLease
+from kvcache.control import Beat, GenerateJob, Heartbeat, Join, KvAddress, ModelInfo, PrefillJob, RateLease
 from kvcache.wire import Role
 from tests.gateway.conftest import Open, Stage
 from tests.gateway.fakes import FakeNode, never
@@ -225,6 +226,45 @@ async def test_a_joined_node_that_breaks_the_protocol_is_lost(stage: Open, misus
     node = await one.node("d", Role.DECODE)
     await misuse(node.ws)
     await one.until(lambda: one.gateway.registry.node("d") is None)
+
+
+BAD_JOINS: list[tuple[str, dict[str, Any]]] = [
+    ("kv_address", {"kv_address": KvAddress("host\n", 7)}),
+    ("kv_address", {"kv_address": KvAddress("", 7)}),
+    ("kv_address", {"kv_address": KvAddress("h" * 300, 7)}),
+    ("kv_address", {"kv_address": KvAddress("host", 0)}),
+    ("kv_address", {"kv_address": KvAddress("host", 65536)}),
+    ("incarnation", {"incarnation": "a\nb"}),
+    ("version", {"version": "v" * 1000}),
+    ("version", {"version": "\x1b[2J"}),
+    ("max_queue", {"max_queue": 1 << 40}),
+    ("node_id", {"node_id": "east\n"}),
+]
+
+
+@pytest.mark.parametrize(("field", "change"), BAD_JOINS, ids=lambda v: str(v)[:40])
+async def test_a_join_that_nobody_could_work_with_is_refused_by_field(
+    stage: Open, info: ModelInfo, field: str, change: dict[str, Any]
+) -> None:
+    one = await stage()
+    node = FakeNode(one.url, "p", Role.PREFILL, info)
+    node.join = replace(node.join, **change)
+    await node.start()
+    assert (node.refused or control.Refused("", "")).field == field
+    await node.stop()
+
+
+async def test_a_node_that_talks_but_does_not_read_is_lost(stage: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "UNREAD_S", 0.5)
+    one = await stage()
+    node = await one.node("d", Role.DECODE)
+    node.ws.transport.pause_reading()
+    session = one.gateway.registry.node("d")
+    assert session is not None
+    for _ in range(60):
+        session.send(PrefillJob(b"", tuple(range(100_000, 300_000)), "raw"))
+    await one.until(lambda: session.lost is not None)
+    assert session.lost == "does not read"
 
 
 async def test_a_stream_that_is_closed_under_a_write_is_a_lost_node_and_no_error_of_ours(
