@@ -89,7 +89,7 @@ class Connection:
         self._paused = False
         self._alive = True
         self.figures = LinkFigures(channel.sock)
-        self._shape = Shape(channel.sock, limits.socket_buffer)
+        self._shape = Shape(channel.sock, limits.socket_buffer, limits.unsent_in_kernel)
         self._liveness = Liveness(self._loop.time(), limits.ping_every_s, limits.lost_after_s)
         parser.target = self._target
         self._loop.add_reader(self._fd, self._read)

@@ -10,6 +10,9 @@ from functools import cache
 _SO_MAX_PACING_RATE = 47
 _UNLIMITED = (1 << 64) - 1
 _FRESH = 0.02
+_LEAST_UNSENT = 128 << 10
+_UNSENT_S, _UNSENT_RTTS = 0.03, 2
+"""What may wait unsent in the kernel, in time: what waits there can no longer go over another connection."""
 
 
 def tune(sock: socket.socket, socket_buffer: int, unsent_in_kernel: int) -> None:
@@ -17,18 +20,18 @@ def tune(sock: socket.socket, socket_buffer: int, unsent_in_kernel: int) -> None
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         _fix_buffer(sock, option, socket_buffer)
-    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent_in_kernel)
+    _limit_unsent(sock, unsent_in_kernel)
 
 
 class Shape:
     """The pace and the buffers of one socket, set anew only where they change by more than 2 %."""
 
-    def __init__(self, sock: socket.socket, socket_buffer: int) -> None:
+    def __init__(self, sock: socket.socket, socket_buffer: int, unsent_in_kernel: int) -> None:
         self.pace = 0.0
         """Bytes per second that the kernel sends at most; 0 where it is not limited, or the platform cannot."""
         self._sock = sock
         self._buffer = socket_buffer
+        self._unsent = self._most_unsent = unsent_in_kernel
 
     def set_pace(self, bytes_per_s: float) -> None:
         """Let the kernel send at this rate at most; 0 lifts the limit. Raises OSError on a closed socket."""
@@ -43,13 +46,26 @@ class Shape:
     def fit_buffers(self, rtt_s: float, bytes_per_s: float) -> None:
         """Make room for twice what is under way at this rate: as much again may wait for its acknowledgement.
 
-        Buffers only grow. Raises OSError on a closed socket.
+        Buffers only grow. What waits for its first transmission is bounded by time, within the bound it began with: the
+        last frames of a transfer would otherwise lie with one slow connection while the others have nothing to do.
+        Raises OSError on a closed socket.
         """
+        if bytes_per_s:
+            unsent = int(bytes_per_s * max(_UNSENT_S, _UNSENT_RTTS * rtt_s))
+            unsent = min(self._most_unsent, max(_LEAST_UNSENT, unsent))
+            if abs(unsent - self._unsent) > _FRESH * self._unsent:
+                _limit_unsent(self._sock, unsent)
+                self._unsent = unsent
         wanted = int(2 * rtt_s * bytes_per_s)
         if wanted > self._buffer * (1 + _FRESH):
             self._buffer = wanted
             for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
                 _fix_buffer(self._sock, option, wanted)
+
+
+def _limit_unsent(sock: socket.socket, nbytes: int) -> None:
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, nbytes)
 
 
 def _fix_buffer(sock: socket.socket, option: int, nbytes: int) -> None:

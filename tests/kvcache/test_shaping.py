@@ -33,13 +33,23 @@ def test_a_rate_is_spread_over_the_connections_that_are_busy() -> None:
 def test_buffers_grow_with_what_is_under_way_up_to_the_kernels_limit() -> None:
     with socket.socket() as sock:
         before = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
-        shape = Shape(sock, 64 << 10)
+        shape = Shape(sock, 64 << 10, MIB)
         shape.fit_buffers(0.001, 1e6)
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == before
         shape.fit_buffers(1.0, 1e12)
         with open("/proc/sys/net/core/wmem_max") as file:
             limit = int(file.read())
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) in (before, 2 * limit)
+
+
+def test_the_slower_a_connection_the_less_waits_in_the_kernel_where_no_other_can_take_it_over() -> None:
+    with socket.socket() as sock:
+        shape = Shape(sock, 64 << 10, MIB)
+        for rate, rtt_s, unsent in [(1e6, 0.03, 128 << 10), (5e6, 0.03, 300_000), (5e6, 0.001, 150_000), (1e9, 0, MIB)]:
+            shape.fit_buffers(rtt_s, rate)
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == unsent
+        shape.fit_buffers(0.03, 0.0)
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == MIB
 
 
 def test_a_pace_is_set_lifted_and_not_set_again_for_nothing() -> None:
@@ -51,7 +61,7 @@ def test_a_pace_is_set_lifted_and_not_set_again_for_nothing() -> None:
             super().setsockopt(*args)  # type: ignore[arg-type]
 
     with Counting() as sock:
-        shape = Shape(sock, 1)
+        shape = Shape(sock, 1, MIB)
         shape.set_pace(0.0)
         assert sock.calls == 0
         for pace in (1e6, 1.01e6, 0.0, 0.0, 1e12):
