@@ -83,7 +83,7 @@ class Fetch:
         self._table = self._context.geometry.table(plan.start, plan.stop, pages)
         self._granted = True
         peer.send(Grant(self.transfer))
-        granted, way_s = loop.time(), peer.rtt_s / 2
+        granted, way_s = loop.time(), peer.way_s
         try:
             await self._verify_all(peer)
             digest = self._incoming.finish(await self._manifest)

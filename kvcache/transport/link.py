@@ -14,13 +14,18 @@ _INFO_BYTES = 168
 _APP_LIMITED = 1
 _BUSY_GAP_S = 0.05
 _SAMPLE_BYTES = 1 << 20
+_NO_RTT_US = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
 class TcpInfo:
-    """From Linux's TCP_INFO. ``delivery_bytes_per_s`` is 0 where the sender, not the path, was the limit."""
+    """From Linux's TCP_INFO. ``delivery_bytes_per_s`` is 0 where the sender, not the path, was the limit.
+
+    ``rtt_s`` is smoothed and holds delayed acknowledgements too; ``shortest_rtt_s`` is the path's own, 0 while unknown.
+    """
 
     rtt_s: float
+    shortest_rtt_s: float
     retransmits: int
     delivery_bytes_per_s: float
 
@@ -37,8 +42,10 @@ def tcp_info(sock: socket.socket) -> TcpInfo | None:
         return None
     (rtt_us,) = struct.unpack_from("=I", raw, 68)
     (retransmits,) = struct.unpack_from("=I", raw, 100)
+    (shortest_us,) = struct.unpack_from("=I", raw, 148)
     (delivery,) = struct.unpack_from("=Q", raw, 160)
-    return TcpInfo(rtt_us / 1e6, retransmits, 0.0 if raw[7] & _APP_LIMITED else float(delivery))
+    shortest_s = 0.0 if shortest_us == _NO_RTT_US else shortest_us / 1e6
+    return TcpInfo(rtt_us / 1e6, shortest_s, retransmits, 0.0 if raw[7] & _APP_LIMITED else float(delivery))
 
 
 class RateMeter:
@@ -83,6 +90,11 @@ class LinkFigures:
     def rtt_s(self) -> float:
         """Round trip: the kernel's estimate, or the ping's."""
         return self._info.rtt_s if self._info is not None else self.ping_rtt_s
+
+    @property
+    def shortest_rtt_s(self) -> float:
+        """The shortest round trip that the kernel saw lately, or the last ping's; 0 before the first."""
+        return self._info.shortest_rtt_s if self._info is not None else self.ping_rtt_s
 
     @property
     def retransmits(self) -> int:

@@ -70,9 +70,9 @@ class Peer:
         return tuple(self._connections)
 
     @property
-    def rtt_s(self) -> float:
-        """Round trip of the quickest connection; 0 before the first measurement."""
-        return min((rtt for c in self._connections if (rtt := c.figures.rtt_s)), default=0.0)
+    def way_s(self) -> float:
+        """How long a frame is on its way, nothing else under way: half the shortest round trip; 0 while unmeasured."""
+        return min((rtt for c in self._connections if (rtt := c.figures.shortest_rtt_s)), default=0.0) / 2
 
     def report(self) -> LinkReport:
         """Figures of all connections since the peer began."""

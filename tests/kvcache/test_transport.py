@@ -825,6 +825,7 @@ async def test_a_link_report_counts_bytes_and_measures_round_trip_and_rate(net: 
     assert 16 * MIB < sent.bytes_sent < 16 * MIB + 10_000
     assert received.goodput_bytes_per_s > 1e7
     assert 0 < sent.rtt_s < 1
+    assert 0 < 2 * peer.way_s <= sent.rtt_s
     assert sent.retransmits >= 0
 
 
