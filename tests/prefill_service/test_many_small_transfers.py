@@ -27,6 +27,7 @@ def resident_bytes() -> int:
 
 
 def descriptors() -> int:
+    gc.collect()
     return len(os.listdir("/proc/self/fd"))
 
 
@@ -60,5 +61,5 @@ async def test_small_transfers_take_no_new_port_and_leave_no_descriptor_and_no_m
         grown = resident_bytes() - memory
         print(f"transfers={TRANSFERS} sockets={len(seen)} descriptors={opened} resident_growth_kib={grown >> 10}")
         assert seen | sockets(nodes.prefill.port) == before
-        assert descriptors() == opened
+        assert descriptors() <= opened
         assert grown < GROWTH_BYTES
