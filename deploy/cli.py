@@ -100,9 +100,17 @@ def _demonstrate(stack: Stack, progress: Progress, json_wanted: bool) -> bool:
 
 
 def _chat_template(model_dir: Path) -> tuple[str, ...]:
-    """Gateway options that give a model without a chat template a plain one."""
-    settings = model_dir / "tokenizer_config.json"
-    own = settings.is_file() and json.loads(settings.read_text()).get("chat_template")
+    """Gateway options that give a model without a chat template a plain one.
+
+    A file that cannot be read is left to the gateway, which refuses it by name.
+    """
+    try:
+        settings = json.loads((model_dir / "tokenizer_config.json").read_bytes())
+        own = not isinstance(settings, dict) or settings.get("chat_template")
+    except FileNotFoundError:
+        own = None
+    except (OSError, ValueError):
+        return ()
     if own or (model_dir / "chat_template.jinja").is_file():
         return ()
     return ("--chat-template", str(Path(__file__).with_name("chat.jinja")))

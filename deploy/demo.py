@@ -31,7 +31,10 @@ class DemoFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One request as the API and its decision record tell it. Times are seconds, sizes bytes."""
+    """One request as the API and its decision record tell it. Times are seconds, sizes bytes.
+
+    ``tokens_per_s`` is None where the tokens came too fast to tell.
+    """
 
     name: str
     request_id: str
@@ -40,7 +43,7 @@ class Run:
     prompt_tokens: int
     tokens: int
     ttft_s: float
-    tokens_per_s: float
+    tokens_per_s: float | None
     raw_bytes: int
     wire_bytes: int
     exposed_s: float
@@ -168,7 +171,7 @@ def show(runs: Sequence[Run], console: Console) -> None:
         "because": [run.reason for run in runs],
         "prompt tokens": [f"{run.prompt_tokens:,}" for run in runs],
         "time to first token": [f"{run.ttft_s:.2f} s" for run in runs],
-        "tokens per second": [f"{run.tokens_per_s:.1f}" for run in runs],
+        "tokens per second": ["-" if run.tokens_per_s is None else f"{run.tokens_per_s:.1f}" for run in runs],
         "KV bytes": [_mib(run.raw_bytes) for run in runs],
         "KV on the wire": [_mib(run.wire_bytes) for run in runs],
         "exposed transfer time": [f"{run.exposed_s * 1000:.0f} ms" if run.raw_bytes else "-" for run in runs],

@@ -148,7 +148,10 @@ class Stack:
         self.stop()
 
     def _start(self) -> None:
-        self.spec.log_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            self.spec.log_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StackFailed(f"--log-dir {self.spec.log_dir}: {error.strerror}; name another directory") from error
         with self._progress.step("starting the gateway"):
             self.start_gateway()
         for cluster in sorted({node.cluster for node in self.spec.nodes} - {"local"}):
@@ -164,8 +167,12 @@ class Stack:
             step.detail = "all ready"
 
     def start_process(self, name: str, command: str, arguments: Sequence[str]) -> Process:
-        """Start one process under ``name``, replacing the record of one that has ended."""
-        process = Process(name, command, arguments, self.spec.log_dir / f"{name}.log")
+        """Start one process under ``name``, replacing the record of one that has ended. Raises StackFailed."""
+        log = self.spec.log_dir / f"{name}.log"
+        try:
+            process = Process(name, command, arguments, log)
+        except OSError as error:
+            raise StackFailed(f"--log-dir: {log} cannot be written: {error.strerror}") from error
         self.processes[name] = process
         return process
 

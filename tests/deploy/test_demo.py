@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from io import StringIO
 
 from rich.console import Console
@@ -43,6 +44,12 @@ def test_the_table_fits_eighty_columns_and_names_a_difference() -> None:
     assert "NO" in out.getvalue()
     assert "above_threshold" in out.getvalue()
     assert "remote:east" in out.getvalue()
+
+
+def test_tokens_that_came_too_fast_to_tell_are_shown_as_such() -> None:
+    out = StringIO()
+    show([replace(run(), tokens_per_s=None)], Console(file=out, width=80))
+    assert "tokens per second" in out.getvalue()
 
 
 def test_the_long_prompt_grows_with_the_threshold_and_never_changes() -> None:

@@ -9,8 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from deploy.stack import Process, StackFailed
+from deploy.cli import _chat_template
+from deploy.progress import Progress
+from deploy.stack import Process, Stack, StackFailed, StackSpec
 
 
 def eventually(condition: Callable[[], bool], within_s: float = 10.0) -> bool:
@@ -42,6 +45,28 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
     yield begin
     for process in started:
         process.wait(0.0)
+
+
+@pytest.mark.parametrize("taken", ["logs", "logs/gateway.log/x"])
+def test_a_log_directory_that_cannot_be_written_is_named(tmp_path: Path, taken: str) -> None:
+    path = tmp_path / taken
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("in the way")
+    spec = StackSpec(model_dir=tmp_path, model_name="tiny", log_dir=tmp_path / "logs")
+    with pytest.raises(StackFailed, match=f"--log-dir.*{tmp_path / 'logs'}"), Stack(spec, Progress(Console())):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("settings", "given"),
+    [(None, True), (b"{}", True), (b'{"chat_template": "x"}', False), (b"{", False), (b"[1]", False), (b"\xff", False)],
+)
+def test_only_a_model_that_is_known_to_lack_a_chat_template_is_given_one(
+    tmp_path: Path, settings: bytes | None, given: bool
+) -> None:
+    if settings is not None:
+        (tmp_path / "tokenizer_config.json").write_bytes(settings)
+    assert bool(_chat_template(tmp_path)) is given
 
 
 def test_a_process_that_fails_is_reported_with_the_end_of_its_log(start: Callable[..., Process]) -> None:
