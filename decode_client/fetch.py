@@ -1,5 +1,8 @@
 """One transfer being fetched: find the peer, open, grant room, take pieces in, verify, commit.
 
+The first pieces may come before the Grant, behind the Announce. If there is room at once they land like all others;
+if not they are thrown away, and the Grant says which.
+
 ``Fetch`` does not own the pages it fills: its generation does, and asks with ``settle`` whether they may be freed.
 """
 
@@ -9,6 +12,8 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from msgspec import structs
 
 from decode_client.context import ClientContext
 from decode_client.landing import Landed, check_batch
@@ -66,7 +71,14 @@ class Fetch:
         self._announced = asyncio.Event()
         self._manifest: asyncio.Future[Manifest] = asyncio.get_running_loop().create_future()
         self._acked = 0
-        self._granted = False
+        self._owner = ""
+        self._open = Open(source.ticket, self._offered)
+        self._early_left = 0
+        self._missed: set[int] = set()
+        self._announced_at = 0.0
+        self._granted_at = 0.0
+        self._grant: Grant | None = None
+        self._pages: tuple[int, ...] = ()
         self._committed = False
 
     async def run(self, owner: str, deadline: float) -> Fetched:
@@ -74,16 +86,17 @@ class Fetch:
 
         Raises JobEnded.
         """
-        loop = asyncio.get_running_loop()
+        loop, plan = asyncio.get_running_loop(), self._incoming.plan
         peer = self.peer = await self._find_peer(deadline)
-        peer.send(Open(self._source.ticket, self._offered))
+        self._owner = owner
+        if self._context.room.free_for(self._page_count):
+            self._early_left = self._context.limits.early_bytes
+        self._open = Open(self._source.ticket, self._offered, early_bytes=self._early_left)
+        peer.send(self._open)
         await self._announced.wait()
-        plan = self._incoming.plan
-        pages = await self._reserve(owner, deadline)
-        self._table = self._context.geometry.table(plan.start, plan.stop, pages)
-        self._granted = True
-        peer.send(Grant(self.transfer))
-        granted, way_s = loop.time(), peer.way_s
+        if self._grant is None:
+            self._grant_room(peer, await self._reserve(deadline))
+        way_s = peer.way_s
         try:
             await self._verify_all(peer)
             digest = self._incoming.finish(await self._manifest)
@@ -94,13 +107,18 @@ class Fetch:
         self._committed = True
         peer.send(Ack(self.transfer, self._incoming.next_seq, committed=True))
         now = loop.time()
-        exposed = max(0.0, now - granted - way_s - self._manifest.result().computed_after_s)
+        manifest = self._manifest.result()
+        reached = self._granted_at + way_s if manifest.granted else self._announced_at - way_s
+        exposed = max(0.0, now - reached - manifest.computed_after_s)
+        # What follows the Announce needs no Grant: it comes as if granted a round trip before.
+        early = self._open.early_bytes and not self._missed
+        began = self._announced_at - 2 * way_s if early else self._granted_at
         codec = self._incoming.codec
         assert codec is not None
         return Fetched(
-            pages,
+            self._pages,
             TransferDone(
-                self.transfer, plan.nbytes, self._incoming.wire_bytes, codec.name, now - granted, exposed, digest
+                self.transfer, plan.nbytes, self._incoming.wire_bytes, codec.name, now - began, exposed, digest
             ),
         )
 
@@ -137,10 +155,10 @@ class Fetch:
                 except TransferViolation as violation:
                     self._fate.end("violation", str(violation), stage="transfer")
                 else:
-                    self._announced.set()
+                    self._on_announce(peer)
             case Manifest():
-                if not self._granted:
-                    self._fate.end("violation", "manifest: came before the Grant", stage="transfer")
+                if not self._announced.is_set():
+                    self._fate.end("violation", "manifest: came before the Announce", stage="transfer")
                 elif not self._manifest.done():
                     self._manifest.set_result(frame)
 
@@ -150,7 +168,8 @@ class Fetch:
             return None
         try:
             if self._table is None:
-                raise TransferViolation("data", "came before the Grant")
+                self._miss(data)
+                return None
             piece = self._incoming.check_data(data)
         except TransferViolation as violation:
             self._fate.end("violation", str(violation), stage="transfer")
@@ -187,9 +206,9 @@ class Fetch:
         if self._committed:
             peer.send(Ack(self.transfer, self._incoming.next_seq, committed=True))
         elif not self._fate.over:
-            peer.send(Open(self._source.ticket, self._offered, self._incoming.next_seq))
-            if self._granted:
-                peer.send(Grant(self.transfer))
+            peer.send(structs.replace(self._open, resume_from=self._incoming.next_seq))
+            if self._grant is not None:
+                peer.send(self._grant)
 
     def on_lost(self, peer: Peer, cause: str) -> None:
         """The peer is lost; the transfer ends with it unless it is committed."""
@@ -212,11 +231,41 @@ class Fetch:
             raise JobEnded("peer_lost", "it was lost as soon as it was there")
         return peer
 
-    async def _reserve(self, owner: str, deadline: float) -> tuple[int, ...]:
+    def _on_announce(self, peer: Peer) -> None:
+        """Grant room if it is there: pieces may follow at once. If not, ``run`` waits for it."""
+        if self._announced.is_set():
+            return
+        self._announced.set()
+        self._announced_at = asyncio.get_running_loop().time()
+        pages = self._context.room.try_acquire(self._owner, self._page_count)
+        if pages is not None:
+            self._grant_room(peer, pages)
+
+    def _grant_room(self, peer: Peer, pages: tuple[int, ...]) -> None:
         plan = self._incoming.plan
-        count = self._context.geometry.pages_for(plan.start, plan.stop)
+        self._pages, self._table = pages, self._context.geometry.table(plan.start, plan.stop, pages)
+        self._grant = Grant(self.transfer, tuple(sorted(self._missed)))
+        self._granted_at = asyncio.get_running_loop().time()
+        peer.send(self._grant)
+
+    def _miss(self, data: Data) -> None:
+        """A piece came that there is no room for yet. Raises TransferViolation for more than was allowed."""
+        piece = self._incoming.check_header(data)
+        if piece.seq in self._missed:
+            return  # it had begun over a connection that is lost
+        if piece.nbytes > self._early_left:
+            raise TransferViolation("data", "came before the Grant")
+        self._early_left -= piece.nbytes
+        self._missed.add(piece.seq)
+
+    @property
+    def _page_count(self) -> int:
+        plan = self._incoming.plan
+        return self._context.geometry.pages_for(plan.start, plan.stop)
+
+    async def _reserve(self, deadline: float) -> tuple[int, ...]:
         try:
-            return await self._context.room.acquire(owner, count, deadline)
+            return await self._context.room.acquire(self._owner, self._page_count, deadline)
         except RoomCrowded as error:
             raise JobEnded("queue_full", str(error)) from error
         except RoomTimeout as error:

@@ -162,6 +162,7 @@ class PrefillDone(msgspec.Struct, frozen=True, tag=True):
 class TransferDone(msgspec.Struct, frozen=True, tag=True):
     """Decode side: verified and committed. ``exposed_s`` runs from the last chunk's end to the commit.
 
+    ``transfer_s`` runs from the grant of room; for pieces that did not wait for it, as if granted a round trip before.
     ``kv_digest`` is xxh3-128 over the piece digests in plan order: of the committed bytes, or, where a codec is
     inexact, of what arrived.
     """

@@ -37,20 +37,27 @@ class PageRoom:
         """Reservations that stand in the queue."""
         return len(self._waiters)
 
+    def free_for(self, count: int) -> bool:
+        """Whether ``count`` pages would be granted at once: they are free and nobody waits."""
+        return not self._waiters and count <= self.pool.free_pages
+
+    def try_acquire(self, owner: str, count: int) -> tuple[int, ...] | None:
+        """Take ``count`` pages for ``owner`` if they are free and nobody waits for any; None otherwise.
+
+        Raises ValueError as ``acquire`` does.
+        """
+        self._check(owner, count)
+        return self.pool.allocate(owner, count) if self.free_for(count) else None
+
     async def acquire(self, owner: str, count: int, deadline: float) -> tuple[int, ...]:
         """Take ``count`` pages for ``owner``, waiting in turn until ``deadline`` (the running loop's time).
 
         Raises ValueError for a count that can never be granted and for an owner that already holds pages or waits,
         RoomCrowded when the queue is full, RoomTimeout at the deadline. A cancelled call holds nothing.
         """
-        if not 1 <= count <= self.pool.capacity:
-            raise ValueError(f"count: {count} pages can never be granted from a pool of {self.pool.capacity}")
-        if any(waiter.owner == owner for waiter in self._waiters):
-            raise ValueError(f"owner: {owner!r} is already waiting")
-        if owner in self.pool.owners:
-            raise ValueError(f"owner: {owner!r} already holds pages")
-        if not self._waiters and count <= self.pool.free_pages:
-            return self.pool.allocate(owner, count)
+        pages = self.try_acquire(owner, count)
+        if pages is not None:
+            return pages
         if len(self._waiters) >= self.max_waiting:
             raise RoomCrowded(f"{self.waiting} reservations are waiting already, at most {self.max_waiting} may")
         waiter = _Waiter(owner, count, asyncio.get_running_loop().create_future())
@@ -69,6 +76,14 @@ class PageRoom:
         freed = self.pool.release(owner)
         self._serve()
         return freed
+
+    def _check(self, owner: str, count: int) -> None:
+        if not 1 <= count <= self.pool.capacity:
+            raise ValueError(f"count: {count} pages can never be granted from a pool of {self.pool.capacity}")
+        if any(waiter.owner == owner for waiter in self._waiters):
+            raise ValueError(f"owner: {owner!r} is already waiting")
+        if owner in self.pool.owners:
+            raise ValueError(f"owner: {owner!r} already holds pages")
 
     def _leave(self, waiter: _Waiter) -> None:
         """A granted waiter may still be cancelled before it runs again: then its pages go back."""

@@ -8,7 +8,7 @@ from kvcache import codecs
 from kvcache.digest import kv_digest
 from kvcache.plan import Piece, TransferPlan
 from kvcache.ticket import Ticket
-from kvcache.wire import DIGEST_BYTES, Ack, Announce, Data, Manifest
+from kvcache.wire import DIGEST_BYTES, Ack, Announce, Data, Grant, Manifest
 
 
 class TransferViolation(Exception):
@@ -91,6 +91,21 @@ class IncomingTransfer:
         One that is under way is returned again: it may never arrive over the connection that it first came by. Raises
         TransferViolation on any difference from the plan, or from the piece's first header.
         """
+        piece = self.check_header(data)
+        known = self._digests.get(data.seq)
+        if known is not None:
+            self._same("digest", data.digest, known)
+            return piece if data.seq in self._under_way else None
+        self._digests[data.seq] = data.digest
+        self._under_way.add(data.seq)
+        self.wire_bytes += data.wire_bytes
+        return piece
+
+    def check_header(self, data: Data) -> Piece:
+        """The piece that this header belongs to, whose payload is not taken: nothing of it is remembered.
+
+        Raises TransferViolation on any difference from the plan.
+        """
         if self._codec is None:
             raise TransferViolation("data", "came before the Announce")
         self._same("transfer", data.transfer, self._transfer)
@@ -112,13 +127,6 @@ class IncomingTransfer:
         if not 0 < data.wire_bytes <= limit:
             raise TransferViolation("wire_bytes", f"{data.wire_bytes}, expected 1 to {limit} for {data.codec}")
         self._same("digest", len(data.digest), DIGEST_BYTES)
-        known = self._digests.get(data.seq)
-        if known is not None:
-            self._same("digest", data.digest, known)
-            return piece if data.seq in self._under_way else None
-        self._digests[data.seq] = data.digest
-        self._under_way.add(data.seq)
-        self.wire_bytes += data.wire_bytes
         return piece
 
     def arrived(self, seq: int) -> None:
@@ -220,11 +228,18 @@ class OutgoingTransfer:
             digest,
         )
 
-    def manifest(self, computed_after_s: float) -> Manifest:
+    def check_grant(self, grant: Grant) -> None:
+        """Raises TransferViolation for a Grant that misses what was never sent, or anything twice."""
+        if any(not 0 <= seq < self.sent for seq in grant.missed):
+            raise TransferViolation("missed", f"names a piece outside the {self.sent} that were sent")
+        if len(set(grant.missed)) != len(grant.missed):
+            raise TransferViolation("missed", "names a piece twice")
+
+    def manifest(self, computed_after_s: float, granted: bool = True) -> Manifest:
         """The closing frame. Raises ValueError before the last piece."""
         if self.sent < len(self.plan.pieces):
             raise ValueError(f"piece {self.sent} of {len(self.plan.pieces)} was not sent")
-        return Manifest(self.transfer, b"".join(self._digests), computed_after_s)
+        return Manifest(self.transfer, b"".join(self._digests), computed_after_s, granted)
 
     def on_ack(self, ack: Ack) -> None:
         """Take an acknowledgement; repeated and overtaken ones change nothing.

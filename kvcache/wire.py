@@ -69,11 +69,15 @@ class Proof(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True):
-    """Decode -> prefill: claim (or, after a lost connection, attach to) the transfer that a ticket permits."""
+    """Decode -> prefill: claim (or, after a lost connection, attach to) the transfer that a ticket permits.
+
+    ``early_bytes`` is how many raw bytes may come before the Grant, over connections that the Announce came over first.
+    """
 
     ticket: bytes
     codecs: tuple[str, ...]
     resume_from: int = 0
+    early_bytes: int = 0
 
 
 class Announce(msgspec.Struct, frozen=True, array_like=True):
@@ -86,9 +90,13 @@ class Announce(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True):
-    """Decode -> prefill: room is there for the whole transfer."""
+    """Decode -> prefill: room is there for the whole transfer.
+
+    ``missed`` are the pieces that came before there was, and were thrown away: they must be sent again.
+    """
 
     transfer: bytes
+    missed: tuple[int, ...] = ()
 
 
 class Data(msgspec.Struct, frozen=True, array_like=True):
@@ -115,12 +123,14 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
     """Prefill -> decode, after the last piece: every piece's digest, in plan order, 16 bytes each.
 
     ``computed_after_s`` is the time from the Grant's arrival to the end of the last chunk's computation; it is negative
-    where that came first. This frame itself may wait behind the data for long: nothing follows from when it arrives.
+    where that came first. Where this frame leaves before the Grant comes (``granted`` False), it is the time from the
+    Announce's leaving. This frame itself may wait behind the data for long: nothing follows from when it arrives.
     """
 
     transfer: bytes
     digests: bytes
     computed_after_s: float
+    granted: bool = True
 
 
 class Ack(msgspec.Struct, frozen=True, array_like=True):

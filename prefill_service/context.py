@@ -19,7 +19,8 @@ from kvcache.transport import KvEndpoint
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
     """Times in seconds. A batch is what one thread encodes at once, or only digests where nothing is encoded;
-    ``batches_ahead`` of them wait for the wire, where up to ``wire_bytes_ahead`` wait for room on a connection.
+    ``batches_ahead`` of them wait for the wire, where up to ``wire_bytes_ahead`` wait for room on a connection. At most
+    ``early_bytes`` (raw) of a transfer leave before its Grant has come.
     """
 
     open_wait_s: float = 2.0
@@ -30,6 +31,7 @@ class ServiceLimits:
     digest_batch_bytes: int = 4 << 20
     batches_ahead: int = 2
     wire_bytes_ahead: int = 4 << 20
+    early_bytes: int = 4 << 20
     engine_patience_s: float = 30.0
 
 

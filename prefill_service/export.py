@@ -1,4 +1,7 @@
-"""One transfer being served: wait for room, compute, announce, send once granted, give everything back at the end.
+"""One transfer being served: wait for room, compute, announce, send, give everything back at the end.
+
+Where the asking side allows it, the first pieces leave right behind the Announce, and so does the Manifest if they are
+all; the rest waits for the Grant.
 
 The task that runs an ``Export`` owns its pages. They go back when the wire, the engine and the encoding threads have
 all let go of them, however the transfer ended.
@@ -50,11 +53,14 @@ class Export:
         self._run: EngineRun | None = None
         self._helpers: list[asyncio.Task[None]] = []
         self._announced = False
+        self._announced_at = 0.0
+        self._early_bytes = 0
+        self._early: tuple[Connection, ...] = ()
         self._computed_at: float | None = None
-        self._granted_at = 0.0
+        self._granted_at: float | None = None
         self._claimed = asyncio.Event()
-        self._granted = asyncio.Event()
         self._manifest: Manifest | None = None
+        self._manifest_told = False
 
     @property
     def waiting(self) -> bool:
@@ -114,6 +120,7 @@ class Export:
         if not self._codec.members.issubset(frame.codecs):
             self.fate.end("codec", f"{self._codec.name} was ordered, offered are {frame.codecs}", stage="transfer")
             return
+        self._early_bytes = max(0, min(frame.early_bytes, self._context.limits.early_bytes))
         self._claimed.set()
 
     def on_frame(self, peer: Peer, frame: Grant | Ack | Abort) -> None:
@@ -127,9 +134,7 @@ class Export:
                 case Grant():
                     if not self._announced:
                         raise TransferViolation("grant", "came before the Announce")
-                    if not self._granted.is_set():
-                        self._granted_at = asyncio.get_running_loop().time()
-                    self._granted.set()
+                    self._on_grant(peer, frame)
                 case Ack():
                     if self._outgoing is None:
                         raise TransferViolation("ack", "came before any data")
@@ -147,8 +152,8 @@ class Export:
         assert self._sender is not None
         peer.send(self._outgoing.announce(self._codec.name))
         self._sender.broken(connection)
-        if self._manifest is not None:
-            peer.send(self._manifest)
+        self._manifest_told = False
+        self._tell_manifest(peer)
 
     def on_lost(self, peer: Peer, cause: str) -> None:
         """A peer is lost; this transfer ends with it if it was the one and nothing is committed."""
@@ -181,9 +186,7 @@ class Export:
         self._start_engine(pages)
         await self._claimed.wait()
         assert self.peer is not None
-        self.peer.send(self._outgoing.announce(self._codec.name))
-        self._announced = True
-        await self._granted.wait()
+        self._announce(self.peer)
         try:
             await self._sender.run(self.peer, self._all_sent)
         except PeerLost as lost:
@@ -198,8 +201,45 @@ class Export:
         """Every piece has gone at least once: close the account. The other side waits for what is still under way."""
         assert self.peer is not None
         assert self._outgoing is not None
-        self._manifest = self._outgoing.manifest(self._computed_after_s())
-        self.peer.send(self._manifest)
+        granted = self._granted_at is not None
+        self._manifest = self._outgoing.manifest(self._computed_after_s(), granted)
+        self._tell_manifest(self.peer)
+
+    def _announce(self, peer: Peer) -> None:
+        """Say that the transfer begins; what may leave before the Grant follows over the same connections."""
+        assert self._outgoing is not None
+        assert self._sender is not None
+        frame = self._outgoing.announce(self._codec.name)
+        self._announced, self._announced_at = True, asyncio.get_running_loop().time()
+        if self._early_bytes and peer.connections:
+            self._early = peer.connections
+            peer.send_over(frame, self._early)
+            self._sender.early(self._early, self._early_bytes)
+        else:
+            peer.send(frame)
+
+    def _on_grant(self, peer: Peer, grant: Grant) -> None:
+        """The first Grant lets everything go; it is repeated after a lost connection."""
+        assert self._outgoing is not None
+        assert self._sender is not None
+        if self._granted_at is not None:
+            return
+        self._outgoing.check_grant(grant)
+        self._granted_at = asyncio.get_running_loop().time()
+        peer.unpin(self.ticket.transfer)
+        self._sender.granted(grant.missed)
+        self._tell_manifest(peer)
+
+    def _tell_manifest(self, peer: Peer) -> None:
+        """Before the Grant it must not arrive before the Announce: it goes where that went, or waits."""
+        if self._manifest is None or self._manifest_told:
+            return
+        early = [connection for connection in self._early if connection.alive]
+        if self._granted_at is not None:
+            peer.send(self._manifest)
+        elif early:
+            peer.send_over(self._manifest, early[:1])
+        self._manifest_told = self._granted_at is not None or bool(early)
 
     @property
     def _is_committed(self) -> bool:
@@ -274,5 +314,5 @@ class Export:
         return min(self.ticket.stop, (first + chunk) * self.ticket.chunk_tokens)
 
     def _computed_after_s(self) -> float:
-        computed_at = self._computed_at
-        return (asyncio.get_running_loop().time() if computed_at is None else computed_at) - self._granted_at
+        computed_at = asyncio.get_running_loop().time() if self._computed_at is None else self._computed_at
+        return computed_at - (self._announced_at if self._granted_at is None else self._granted_at)

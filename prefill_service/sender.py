@@ -1,4 +1,8 @@
-"""The pieces of one transfer on their way out: encoded in threads a little ahead of the wire, sent in plan order."""
+"""The pieces of one transfer on their way out: encoded in threads a little ahead of the wire, sent in plan order.
+
+The first may leave before the Grant, over connections that the Announce went over, so that none arrives before it. What
+is lost with one of them goes again once the Grant is there.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +57,7 @@ def encode_batch(
 class PieceSender:
     """Sends what is exported, as far as it is, and again what a lost connection may have taken with it.
 
-    ``exported``, ``acked`` and ``broken`` may be called at any time, ``run`` once.
+    ``exported``, ``granted``, ``acked`` and ``broken`` may be called at any time, ``run`` once.
     """
 
     def __init__(
@@ -86,6 +90,9 @@ class PieceSender:
         self._leaving_bytes = 0
         self._carriers: dict[int, Connection] = {}
         self._forgotten = 0
+        self._granted = False
+        self._early: tuple[Connection, ...] = ()
+        self._early_left = 0
         self._progress = asyncio.Event()
 
     @property
@@ -100,6 +107,15 @@ class PieceSender:
         self._exported = next_seq
         self._progress.set()
 
+    def early(self, over: tuple[Connection, ...], nbytes: int) -> None:
+        """The Announce has left over these connections: up to ``nbytes`` raw bytes may follow there at once."""
+        self._early, self._early_left = over, nbytes
+
+    def granted(self, missed: Sequence[int]) -> None:
+        """All may leave; ``missed`` has left already and must go again."""
+        self._granted = True
+        self._send_again(missed)
+
     def acked(self) -> None:
         """The other side has more of it, or all."""
         for seq in range(self._forgotten, self._outgoing.acked_seq):
@@ -110,7 +126,11 @@ class PieceSender:
 
     def broken(self, connection: Connection) -> None:
         """What this connection carried and was not acknowledged must go once more."""
-        self._again.extend(sorted(seq for seq, carrier in self._carriers.items() if carrier is connection))
+        self._send_again(sorted(seq for seq, carrier in self._carriers.items() if carrier is connection))
+
+    def _send_again(self, pieces: Sequence[int]) -> None:
+        known = set(self._again)
+        self._again.extend(seq for seq in pieces if seq not in known)
         self._progress.set()
 
     async def run(self, peer: Peer, all_sent: Callable[[], None]) -> None:
@@ -144,6 +164,8 @@ class PieceSender:
     def _next_pieces(self) -> Sequence[Piece]:
         """The next batch: what must go again, else what was exported since."""
         plan, size = self._outgoing.plan, 0
+        if not self._granted:
+            return self._early_pieces()
         if self._again:
             again = []
             while self._again and size < self._batch_bytes:
@@ -159,6 +181,18 @@ class PieceSender:
         pieces, self._begun = plan.pieces[self._begun : end], end
         return pieces
 
+    def _early_pieces(self) -> Sequence[Piece]:
+        """What may leave before the Grant."""
+        if not any(connection.alive for connection in self._early):
+            return ()
+        pieces, end, size = self._outgoing.plan.pieces, self._begun, 0
+        while end < self._exported and size < self._batch_bytes and pieces[end].nbytes <= self._early_left:
+            size += pieces[end].nbytes
+            self._early_left -= pieces[end].nbytes
+            end += 1
+        early, self._begun = pieces[self._begun : end], end
+        return early
+
     def _encode(self, pieces: Sequence[Piece]) -> asyncio.Future[list[Encoded]]:
         return self._threads.start(
             encode_batch, self._outgoing.plan, self._table, self._pool, self._codecs, self._meter, pieces
@@ -169,7 +203,8 @@ class PieceSender:
         piece = encoded.piece
         first = piece.seq == self._outgoing.sent
         header = self._outgoing.header(piece, encoded.codec, encoded.wire_bytes, encoded.digest)
-        frame = peer.submit(header, encoded.payload, self._left)
+        only = None if self._granted else self._early
+        frame = peer.submit(header, encoded.payload, self._left, only)
         if first:
             self._left -= piece.nbytes
         self._leaving.append((piece.seq, frame))

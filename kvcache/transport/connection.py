@@ -112,7 +112,7 @@ class Connection:
         """Send at most about ``budget`` bytes; where the kernel's buffer is full, its readiness goes on with it."""
         try:
             while budget > 0 and self._alive:
-                views = self._batch.gather(self.user.queue)
+                views = self._batch.gather(self.user.queue, self)
                 if not views:
                     self._set_blocked(False)
                     return
@@ -136,7 +136,8 @@ class Connection:
         """Nobody wants this frame any more: let go of its memory. Once begun it is completed from a copy."""
         self._batch.drop(item)
 
-    def _send_own(self, frame: Ping | Pong) -> None:
+    def send(self, frame: TransferFrame | Ping | Pong) -> None:
+        """Send a control frame over this very connection, ahead of all that waits; it is lost with it."""
         self._batch.push_own(encode_frame(frame, self.version))
         if not self.blocked:
             self.write(_TURN_BYTES)
@@ -227,7 +228,7 @@ class Connection:
         if isinstance(frame, Data):
             self.user.on_data(self, frame)
         elif isinstance(frame, Ping):
-            self._send_own(Pong(frame.token))
+            self.send(Pong(frame.token))
         elif isinstance(frame, Pong):
             self._liveness.pong(frame, self._loop.time())
             self.figures.ping_rtt_s = self._liveness.rtt_s
@@ -259,7 +260,7 @@ class Connection:
             return
         self.figures.sample()
         if ping is not None:
-            self._send_own(ping)
+            self.send(ping)
         if self._alive:
             self._timer = self._loop.call_later(self._liveness.tick_s, self._tick)
 

@@ -111,19 +111,36 @@ class Peer:
         if self.queue.control_bytes > self._limits.control_backlog:
             self.end(f"reads too slowly: {self.queue.control_bytes} bytes of control frames wait for it")
 
-    def submit(self, data: Data, payload: Sequence[bytes | bytearray | memoryview], left: int = 0) -> Outgoing:
+    def send_over(self, frame: TransferFrame, connections: Sequence[Connection]) -> None:
+        """Send a copy of a control frame over each of these, ahead of what waits; it is lost with its connection.
+
+        What goes over these ``only`` cannot overtake the frame.
+        """
+        for connection in connections:
+            connection.send(frame)
+
+    def submit(
+        self,
+        data: Data,
+        payload: Sequence[bytes | bytearray | memoryview],
+        left: int = 0,
+        only: tuple[Connection, ...] | None = None,
+    ) -> Outgoing:
         """Queue one piece, ``data.wire_bytes`` of payload in order; that memory is referred to until the frame has a
         ``carrier``, is dropped or the peer is lost.
 
-        ``left`` is what its transfer has still to send, this piece included: transfers with less go first. Raises
-        PeerLost; ValueError where the payload is not what the header says.
+        ``left`` is what its transfer has still to send, this piece included: transfers with less go first. A frame that
+        may go over some connections ``only`` is lost with the last: its ``carrier`` is not alive then. Raises PeerLost;
+        ValueError where the payload is not what the header says.
         """
         views = [memoryview(part).cast("B") for part in payload]
         if sum(map(len, views)) != data.wire_bytes:
             raise ValueError(f"payload of {sum(map(len, views))} bytes, the header says {data.wire_bytes}")
         if self._cause is not None:
             raise self._loss(self._cause)
-        item = self.queue.push_data(data.transfer, encode_frame(data, self._version), views, left)
+        item = self.queue.push_data(data.transfer, encode_frame(data, self._version), views, left, only)
+        if only is not None and not any(connection.alive for connection in only):
+            self._withdraw(only[-1])
         self._flush()
         return item
 
@@ -163,6 +180,11 @@ class Peer:
             for connection in self._connections:
                 connection.drop(item)
 
+    def unpin(self, transfer: bytes) -> None:
+        """What waits of this transfer may go over any connection from now on."""
+        self.queue.unpin(transfer)
+        self._flush()
+
     def forget(self, transfer: bytes) -> None:
         """This transfer sends nothing any more."""
         self.queue.forget(transfer)
@@ -170,11 +192,16 @@ class Peer:
     def _flush(self) -> None:
         """Spread what waits over the connections that have room, a batch each in turn."""
         while self.queue:
-            free = [connection for connection in self._connections if not connection.blocked]
+            free = [c for c in self._connections if not c.blocked and self.queue.has_for(c)]
             if not free:
                 return
             self._turn += 1
             free[self._turn % len(free)].write(BATCH_BYTES)
+
+    def _withdraw(self, lost: Connection) -> None:
+        """Give up what may no longer go over any connection."""
+        for item in self.queue.withdraw():
+            item.finish(lost)
 
     # ---- receiving
 
@@ -237,6 +264,7 @@ class Peer:
         self._figures.retire(connection.figures)
         self._connections.remove(connection)
         self.queue.put_back(broken.unsent)
+        self._withdraw(connection)
         if self._cause is not None:
             return
         logger.info(

@@ -3,6 +3,8 @@
 Control frames go first, then Data frames in the order that ``SendOrder`` says; the frames of one transfer leave in the
 order of their coming, though over different connections they may overtake each other. Once part of a frame is sent over
 a connection the rest of it must follow there; if that connection is lost the frame goes back to the queue, whole.
+A frame that may go over some connections ``only``, because it must not overtake what went there before, is lost with
+the last of them.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ class Outgoing:
     """One frame on its way. ``carrier`` is the connection that has taken all of it; its memory is free from then on.
 
     ``transfer`` is empty for a control frame. ``waiter`` is whoever waits for ``carrier``. A ``dropped`` frame is not
-    sent again should its connection be lost.
+    sent again should its connection be lost. One that may go over ``only`` these connections is given up when none of
+    them is left: its ``carrier`` is one that is not alive.
     """
 
     parts: tuple[memoryview, ...]
@@ -35,6 +38,7 @@ class Outgoing:
     carrier: Connection | None = None
     waiter: asyncio.Future[None] | None = None
     dropped: bool = False
+    only: tuple[Connection, ...] | None = None
 
     def finish(self, carrier: Connection) -> None:
         """All of it is in the kernel's hands."""
@@ -61,26 +65,42 @@ class SendQueue:
         self.control_bytes += len(frame)
         self._control.append(Outgoing((memoryview(frame),), len(frame)))
 
-    def push_data(self, transfer: bytes, head: bytes, payload: Sequence[memoryview], left: int) -> Outgoing:
+    def push_data(
+        self,
+        transfer: bytes,
+        head: bytes,
+        payload: Sequence[memoryview],
+        left: int,
+        only: tuple[Connection, ...] | None = None,
+    ) -> Outgoing:
         """Queue a Data frame; ``payload`` is referred to until the frame has a carrier or is dropped.
 
         ``left`` is what the transfer has to send with this frame and after it.
         """
         parts = (memoryview(head), *(view for view in payload if view))
-        item = Outgoing(parts, sum(map(len, parts)), transfer)
+        item = Outgoing(parts, sum(map(len, parts)), transfer, only=only)
         self._order.wants(transfer, left)
         self._waiting.setdefault(transfer, deque()).append(item)
         return item
 
-    def take(self) -> Outgoing | None:
-        """The frame that goes next; it is no longer in the queue."""
+    def has_for(self, connection: Connection) -> bool:
+        """Whether a frame waits that may go over this connection."""
+        return bool(self._control) or any(self._may_go(queue[0], connection) for queue in self._waiting.values())
+
+    @staticmethod
+    def _may_go(item: Outgoing, connection: Connection | None) -> bool:
+        return item.only is None or connection in item.only
+
+    def take(self, connection: Connection | None = None) -> Outgoing | None:
+        """The frame that goes next over ``connection``; it is no longer in the queue."""
         if self._control:
             item = self._control.popleft()
             self.control_bytes -= item.nbytes
             return item
-        if not self._waiting:
+        ready = [transfer for transfer, queue in self._waiting.items() if self._may_go(queue[0], connection)]
+        if not ready:
             return None
-        transfer = self._order.first(self._waiting)
+        transfer = self._order.first(ready)
         queue = self._waiting[transfer]
         item = queue.popleft()
         if not queue:
@@ -106,6 +126,19 @@ class SendQueue:
         if not queue:
             del self._waiting[item.transfer]
         return True
+
+    def unpin(self, transfer: bytes) -> None:
+        """The frames of ``transfer`` that wait may go over any connection from now on."""
+        for item in self._waiting.get(transfer, ()):
+            item.only = None
+
+    def withdraw(self) -> list[Outgoing]:
+        """Take out the frames that may only go over connections none of which is left."""
+        items = [item for queue in self._waiting.values() for item in queue if item.only is not None]
+        lost = [item for item in items if not any(connection.alive for connection in item.only or ())]
+        for item in lost:
+            self.remove(item)
+        return lost
 
     def forget(self, transfer: bytes) -> None:
         """``transfer`` sends nothing any more."""
@@ -142,10 +175,10 @@ class SendBatch:
         """A control frame that concerns this connection alone: it goes first, and is lost with it."""
         self._own.append(Outgoing((memoryview(frame),), len(frame), dropped=True))
 
-    def gather(self, queue: SendQueue) -> list[memoryview]:
-        """The next bytes to send, in order, filled up from the connection's own frames and ``queue``."""
+    def gather(self, queue: SendQueue, connection: Connection | None = None) -> list[memoryview]:
+        """The next bytes to send over ``connection``, in order, filled up from its own frames and ``queue``."""
         while self._bytes < BATCH_BYTES:
-            item = self._own.popleft() if self._own else queue.take()
+            item = self._own.popleft() if self._own else queue.take(connection)
             if item is None:
                 break
             if not self._items:

@@ -252,14 +252,120 @@ async def test_whoever_asks_after_a_transfer_that_is_over_is_answered(tokenizer)
         assert (await sender.hears(Abort)).reason == "unknown_transfer"
 
 
-async def test_data_before_the_grant_goes_nowhere(tokenizer):
+async def test_data_before_the_announce_ends_the_transfer(tokenizer):
     async with posing(tokenizer) as (nodes, job, sender):
-        nodes.decode.pages.allocate("blocker", 64)
-        await sender.hears(Open)
-        sender.peer.send(sender.outgoing.announce("raw"))
+        assert (await sender.hears(Open)).early_bytes > 0
         await sender.send(sender.plan.pieces[0])
-        assert (await failure(nodes, job)).cause == "violation"
+        failed = await failure(nodes, job)
+        assert (failed.cause, failed.detail) == ("violation", "data: came before the Announce")
+
+
+async def test_a_manifest_before_the_announce_ends_the_transfer(tokenizer):
+    async with posing(tokenizer) as (nodes, job, sender):
+        await sender.hears(Open)
+        sender.peer.send(Manifest(job.ticket.transfer, b"", 0.0))
+        assert "came before the Announce" in (await failure(nodes, job)).detail
+
+
+async def in_a_row(sender: Sender, pieces, *, manifest: bool = False) -> None:
+    """Announce over each connection and send pieces behind it, as a sender does that has not been granted room."""
+    await sender.hears(Open)
+    over = sender.peer.connections
+    sender.peer.send_over(sender.outgoing.announce(sender.codec.name), over)
+    for piece in pieces:
+        payload, digest = sender.encoded(piece)
+        header = sender.outgoing.header(piece, sender.codec.name, len(payload), digest)
+        await sender.peer.carried(sender.peer.submit(header, [payload], 0, over))
+    if manifest:
+        sender.peer.send_over(sender.outgoing.manifest(0.0, granted=False), over)
+
+
+@pytest.mark.parametrize("codec", ["raw", "lossless"])
+async def test_pieces_and_a_manifest_that_do_not_wait_for_the_grant_land_like_all_others(tokenizer, codec):
+    async with posing(tokenizer, codec) as (nodes, job, sender):
+        await in_a_row(sender, sender.plan.pieces, manifest=True)
+        assert isinstance(await nodes.decode.ended(job.generation), Finished)
+        assert await sender.hears(Grant) == Grant(job.ticket.transfer)
+        done = await nodes.decode.told(TransferDone, job.transfer)
+        assert done.wire_bytes == sender.outgoing.wire_bytes
+        assert 0 <= done.exposed_s <= done.transfer_s + 0.05 < 1.0
+
+
+@pytest.mark.parametrize("codec", ["raw", "lossless"])
+async def test_pieces_that_came_before_there_was_room_are_named_in_the_grant_and_count_once(tokenizer, codec):
+    async with posing(tokenizer, codec) as (nodes, job, sender):
+        await sender.hears(Open)
+        nodes.decode.pages.allocate("blocker", 64)
+        early = sender.plan.pieces[:5]
+        await in_a_row(sender, early)
+        await sender.send(early[2])
+        await nodes.decode.until(lambda: nodes.decode.room.waiting)
+        await asyncio.sleep(0.05)
+        assert nodes.decode.pages.owners.keys() == {"blocker"}
+        assert not [f for f in sender.heard if isinstance(f, Grant)]
         nodes.decode.room.release("blocker")
+        assert await sender.hears(Grant) == Grant(job.ticket.transfer, (0, 1, 2, 3, 4))
+        await sender.send_all()
+        sender.peer.send(sender.outgoing.manifest(0.0))
+        assert isinstance(await nodes.decode.ended(job.generation), Finished)
+        done = await nodes.decode.told(TransferDone, job.transfer)
+        assert done.wire_bytes == sender.outgoing.wire_bytes
+
+
+async def test_a_missed_piece_that_does_not_come_again_is_never_committed(tokenizer):
+    async with posing(tokenizer, straggler_s=0.2) as (nodes, job, sender):
+        await sender.hears(Open)
+        nodes.decode.pages.allocate("blocker", 64)
+        await in_a_row(sender, sender.plan.pieces, manifest=True)
+        await nodes.decode.until(lambda: nodes.decode.room.waiting)
+        await asyncio.sleep(0.05)
+        nodes.decode.room.release("blocker")
+        for piece in sender.plan.pieces[1:]:
+            await sender.send(piece)
+        failed = await failure(nodes, job)
+        assert f"piece 0 of {len(sender.plan.pieces)}" in failed.detail
+
+
+async def test_the_grant_said_again_names_what_was_missed_again(tokenizer):
+    async with posing(tokenizer) as (nodes, job, sender):
+        await sender.hears(Open)
+        nodes.decode.pages.allocate("blocker", 64)
+        await in_a_row(sender, sender.plan.pieces[:2])
+        await nodes.decode.until(lambda: nodes.decode.room.waiting)
+        await asyncio.sleep(0.05)
+        nodes.decode.room.release("blocker")
+        await sender.hears(Grant)
+        sender.heard.clear()
+        sender.peer.connections[0].end("cut by the test")
+        assert await sender.hears(Grant) == Grant(job.ticket.transfer, (0, 1))
+        await sender.send_all()
+        sender.peer.send(sender.outgoing.manifest(0.0))
+        assert isinstance(await nodes.decode.ended(job.generation), Finished)
+
+
+@pytest.mark.parametrize("allowed", [0, 10_000])
+async def test_more_than_was_allowed_before_the_grant_ends_the_transfer(tokenizer, allowed):
+    async with posing(tokenizer, early_bytes=allowed) as (nodes, job, sender):
+        assert (await sender.hears(Open)).early_bytes == allowed
+        nodes.decode.pages.allocate("blocker", 64)
+        await in_a_row(sender, sender.plan.pieces)
+        failed = await failure(nodes, job)
+        assert (failed.cause, failed.detail) == ("violation", "data: came before the Grant")
+        nodes.decode.room.release("blocker")
+
+
+async def test_nothing_early_is_asked_for_where_there_is_no_room(tokenizer):
+    async with pair(tokenizer) as nodes:
+        nodes.decode.pages.allocate("blocker", 64)
+        job = nodes.job()
+        nodes.prefill.engine.gate.clear()
+        nodes.start(job)
+        exports = nodes.prefill.serving._exports
+        await nodes.prefill.until(lambda: exports[job.ticket.transfer].peer)
+        assert exports[job.ticket.transfer]._early_bytes == 0
+        nodes.prefill.engine.gate.set()
+        nodes.decode.room.release("blocker")
+        assert isinstance(await nodes.decode.ended(job.generation), Finished)
 
 
 async def test_another_peer_cannot_touch_the_transfer(tokenizer):

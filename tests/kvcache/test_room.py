@@ -30,6 +30,21 @@ async def test_free_pages_are_granted_at_once() -> None:
     assert room.pool.free_pages == 1
 
 
+async def test_what_is_taken_without_waiting_overtakes_nobody() -> None:
+    room = PageRoom(PagePool(4))
+    assert len(room.try_acquire("a", 3) or ()) == 3
+    assert not room.free_for(2)
+    assert room.try_acquire("b", 2) is None
+    big = await waiting(room, "big", 4)
+    assert room.pool.free_pages == 1
+    assert not room.free_for(1)
+    assert room.try_acquire("small", 1) is None
+    with pytest.raises(ValueError, match="already waiting"):
+        room.try_acquire("big", 1)
+    room.release("a")
+    assert len(await big) == 4
+
+
 async def test_a_big_reservation_is_not_overtaken_by_small_ones() -> None:
     room = PageRoom(PagePool(4))
     await room.acquire("a", 2, soon())

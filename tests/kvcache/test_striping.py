@@ -276,3 +276,49 @@ async def test_a_stopped_receiver_leaves_another_its_speed(net: Net) -> None:
     assert beside > 0.7 * lone
     await a.close()
     await asyncio.gather(*stuck, return_exceptions=True)
+
+
+async def test_what_may_go_over_some_connections_only_goes_over_no_other_and_behind_what_went_there(net: Net) -> None:
+    at_a, _, at_b, on_b = await pair(net)
+    some = at_a.connections[1:3]
+    order: list[object] = []
+    frame, target = at_b.on_frame, at_b.payload_target
+    at_b.on_frame = lambda c, f: (order.append(c), frame(c, f))[1]
+    at_b.payload_target = lambda c, d: (order.append((c, d.seq)), target(c, d))[1]
+    at_a.send_over(Grant(T), some)
+    items = [at_a.submit(data(seq, MIB), [bytes(MIB)], 0, some) for seq in range(12)]
+    carriers = [await at_a.carried(item) for item in items]
+    await until(lambda: len(on_b.arrived) == 12)
+    assert set(carriers) == set(some)
+    first = {entry[0]: n for n, entry in reversed(list(enumerate(order))) if isinstance(entry, tuple)}
+    assert len(first) == 2
+    assert all(order.index(connection) < n for connection, n in first.items())
+
+
+async def test_what_may_go_over_some_connections_only_is_given_up_with_the_last_of_them(net: Net) -> None:
+    at_a, _, at_b, on_b = await pair(net)
+    at_b.pause()
+    some = at_a.connections[:2]
+    items = [at_a.submit(data(seq, 8 * MIB), [bytes(8 * MIB)], 0, some) for seq in range(8)]
+    some[0].end("cut")
+    await asyncio.sleep(0.05)
+    assert items[-1].carrier is None
+    some[1].end("cut")
+    carriers = [await asyncio.wait_for(at_a.carried(item), 5) for item in items]
+    assert carriers[-1] in some
+    late = at_a.submit(data(8, MIB), [bytes(MIB)], 0, some)
+    assert late.carrier in some
+    at_b.resume()
+    await at_a.send_data(data(9, MIB), [bytes(MIB)])
+    await until(lambda: (T, 9) in on_b.arrived)
+    assert not {(T, 7), (T, 8)} & {*on_b.arrived}
+
+
+async def test_what_may_go_anywhere_again_does(net: Net) -> None:
+    at_a, _, _, on_b = await pair(net)
+    some = at_a.connections[:1]
+    items = [at_a.submit(data(seq, 8 * MIB), [bytes(8 * MIB)], 0, some) for seq in range(8)]
+    at_a.unpin(T)
+    carriers = [await at_a.carried(item) for item in items]
+    await until(lambda: len(on_b.arrived) == 8)
+    assert len(set(carriers)) > 1

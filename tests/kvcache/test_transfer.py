@@ -12,7 +12,7 @@ from kvcache.layout import DType, GroupKind, GroupSpec, KVLayout, LayerSpec, Ten
 from kvcache.plan import plan_transfer
 from kvcache.ticket import Ticket
 from kvcache.transfer import IncomingTransfer, OutgoingTransfer, TransferViolation
-from kvcache.wire import Ack, Announce, Data, Manifest
+from kvcache.wire import Ack, Announce, Data, Grant, Manifest
 
 T = b"t" * 16
 LAYOUT = KVLayout(
@@ -253,3 +253,26 @@ def test_an_ack_of_what_was_not_sent_is_a_violation(ack: Ack) -> None:
     out.header(PLAN.pieces[0], "raw", 1, bytes(16))
     with pytest.raises(TransferViolation):
         out.on_ack(ack)
+
+
+def test_a_header_whose_payload_is_not_taken_is_checked_and_not_remembered() -> None:
+    incoming = announced()
+    data = headers(OutgoingTransfer(PLAN, ticket()))[0]
+    assert incoming.check_header(data) == PLAN.pieces[0]
+    with pytest.raises(TransferViolation, match="layer"):
+        incoming.check_header(msgspec.structs.replace(data, layer=7))
+    assert incoming.wire_bytes == 0
+    with pytest.raises(ValueError, match="not waiting"):
+        incoming.verified(0, data.digest)
+    assert incoming.check_data(data) == PLAN.pieces[0]
+    assert incoming.wire_bytes == data.wire_bytes
+
+
+@pytest.mark.parametrize("missed", [(2,), (-1,), (0, 0)])
+def test_a_grant_can_only_miss_what_was_sent_and_each_piece_once(missed: tuple[int, ...]) -> None:
+    out = OutgoingTransfer(PLAN, ticket())
+    for piece in PLAN.pieces[:2]:
+        out.header(piece, "raw", piece.nbytes, piece_digest([payload(piece.seq)]))
+    out.check_grant(Grant(T, (1, 0)))
+    with pytest.raises(TransferViolation, match="missed"):
+        out.check_grant(Grant(T, missed))

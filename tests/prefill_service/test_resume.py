@@ -102,25 +102,28 @@ async def test_a_frame_that_was_lost_with_its_connection_is_sent_again(tokenizer
         sender = nodes.decode if lost in (Open, Grant, Ack) else nodes.prefill
         peer, hit = peer_of(sender), []
 
-        def swallow(frame) -> bool:
+        def swallow(frame, over) -> bool:
             """Lose the first frame of the kind as if it lay in the buffer of a connection that breaks."""
             if hit or not isinstance(frame, lost) or (lost is Ack and not frame.committed):
                 return False
             hit.append(frame)
-            for connection in peer.connections[: None if all_of_them else 1]:
+            for connection in over[:losses]:
                 asyncio.get_running_loop().call_soon(connection.end, "cut by the test")
             return True
 
-        send, submit = peer.send, peer.submit
+        send, send_over, submit = peer.send, peer.send_over, peer.submit
+        losses = 4 if all_of_them else 1
 
-        def submit_or_swallow(data, payload, left=0):
-            if not swallow(data):
-                return submit(data, payload, left)
-            item = submit(msgspec.structs.replace(data, transfer=bytes(16)), payload, left)
-            item.finish(peer.connections[0])
+        def submit_or_swallow(data, payload, left=0, only=None):
+            over = only or peer.connections
+            if not swallow(data, over):
+                return submit(data, payload, left, only)
+            item = submit(msgspec.structs.replace(data, transfer=bytes(16)), payload, left, only)
+            item.finish(over[0])
             return item
 
-        peer.send = lambda frame: None if swallow(frame) else send(frame)
+        peer.send = lambda frame: None if swallow(frame, peer.connections) else send(frame)
+        peer.send_over = lambda frame, over: send_over(frame, over[losses:] if swallow(frame, over) else over)
         peer.submit = submit_or_swallow
         job = nodes.job(700)
         nodes.start(job)

@@ -41,7 +41,7 @@ async def test_a_job_that_waits_remotely_pins_no_decode_memory(tokenizer):
         assert isinstance(await nodes.decode.ended(job.generation), Finished)
 
 
-async def test_nothing_is_sent_before_the_grant(tokenizer):
+async def test_nothing_is_sent_before_the_grant_where_there_was_no_room_when_it_was_asked_for(tokenizer):
     async with pair(tokenizer) as nodes:
         job = nodes.job()
         await reach(nodes, job, "granting")

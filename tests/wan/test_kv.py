@@ -46,3 +46,13 @@ def test_a_link_that_is_silent_for_a_second_in_mid_transfer_costs_little_more_th
         found = figures(fetching)
     assert found["verified"]
     assert 4 * LINE_S + 1.0 < found["seconds"] < 2 * 4 * LINE_S + 3.0
+
+
+def test_a_small_transfer_over_a_warm_link_takes_a_round_trip_and_a_half_at_most(wan_of: MakeWan) -> None:
+    link = replace(LINK, rate_bps=1e9)
+    wan = wan_of(link)
+    with kv_serving(wan.near, 1 << 20) as serving:
+        found = serving.fetch(wan.far, "raw", "--repeats", "15")
+    assert found["verified"]
+    line_s = found["bytes_wire"] * 8 / link.rate_bps
+    assert 2 * link.delay_s < min(found["all_seconds"]) - line_s < 1.5 * 2 * link.delay_s

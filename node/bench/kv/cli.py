@@ -90,7 +90,7 @@ def fetch(
     """Fetch what `serve` offers and verify it; the figures are those of the median transfer.
 
     Connections are set up and used once before the clock starts. seconds run from asking to the commit, round trips
-    included, granted_s from the grant of room; goodput counts raw bytes, whatever the codec made of them.
+    included, granted_s as transfer_s in the node's report; goodput counts raw bytes, whatever the codec made of them.
     """
     _check_network(host, tls, lab)
     from node.bench.kv import run
