@@ -680,7 +680,7 @@ async def test_a_silently_cut_connection_is_noticed_by_both_within_five_seconds(
     proxy = Proxy(await b.listen("127.0.0.1", 0), swallows)
     at_a = await a.peer(who("b"), await proxy.start(), soon())
     await asyncio.sleep(1.2)
-    assert at_a.rtt_s > 0
+    assert at_a.way_s > 0
     proxy.silent = True
     sending = asyncio.create_task(at_a.send_data(data(0, 64 * MIB), [bytes(64 * MIB)]))
     took = await until(lambda: on_a.lost and on_b.lost, 5.0)
