@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,7 @@ from gateway.app import Gateway
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError
 from gateway.model import ServedModel
-from gateway.openai.requests import MAX_PROMPT_IDS, parse_chat, parse_completion
+from gateway.openai.requests import MAX_PROMPT_IDS, decode_json, parse_chat, parse_completion
 from gateway.state import State
 from tests.calm import calm
 from tests.models import CONTEXT, VOCAB
@@ -152,6 +153,18 @@ async def refused(client: httpx.AsyncClient, path: str, body: dict[str, Any], pa
 async def test_a_body_that_is_no_json_object_is_refused(client: httpx.AsyncClient, data: bytes) -> None:
     answer = await client.post("/v1/completions", content=data)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+
+
+@pytest.mark.parametrize("end", [b"]}", b"]"])
+def test_a_body_of_brackets_is_not_collected_over_while_it_is_read(end: bytes) -> None:
+    passes = []
+    gc.callbacks.append(lambda phase, _: passes.append(phase))
+    try:
+        status_of(decode_json, b'{"x":[' + b",".join([b"[]"] * 100_000) + end)
+    finally:
+        gc.callbacks.pop()
+    assert len(passes) < 10
+    assert gc.isenabled()
 
 
 async def test_fields_that_do_not_change_the_answer_are_ignored(client: httpx.AsyncClient) -> None:
