@@ -263,11 +263,11 @@ class Registry:
         return cluster
 
     def _set(self, cluster: Cluster) -> Cluster:
-        self._clusters[cluster.name] = cluster
         self._state.execute(
             "INSERT OR REPLACE INTO clusters (name, dial, state, created, egress_gbps) VALUES (?, ?, ?, ?, ?)",
             (cluster.name, cluster.dial.value, cluster.state.value, cluster.created, cluster.egress_gbps),
         )
+        self._clusters[cluster.name] = cluster
         return cluster
 
     def _load(self) -> dict[str, Cluster]:

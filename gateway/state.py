@@ -17,7 +17,10 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gateway.config import ConfigError
+from gateway.errors import ApiError
 
+LOCK_WAIT_S = 1.0
+"""How long a statement may wait for another process; the event loop waits with it, and a node's lease is 3.5 s."""
 SCHEMA_VERSION = 2
 
 _SCHEMA = """
@@ -45,7 +48,7 @@ class State:
             if file is not None:
                 os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))
             self._db = sqlite3.connect(
-                ":memory:" if file is None else file, check_same_thread=False, isolation_level=None, timeout=5.0
+                ":memory:" if file is None else file, check_same_thread=False, isolation_level=None, timeout=LOCK_WAIT_S
             )
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
             if version > SCHEMA_VERSION:
@@ -61,16 +64,19 @@ class State:
             raise ConfigError(f"--state {file}: {error}") from error
 
     def execute(self, statement: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
-        """Run one statement and return its rows."""
+        """Run one statement and return its rows. Raises ApiError 503 where the file is locked, full or read-only."""
         with self._lock:
-            return self._db.execute(statement, tuple(values)).fetchall()
+            try:
+                return self._db.execute(statement, tuple(values)).fetchall()
+            except sqlite3.OperationalError as error:
+                raise ApiError(503, f"the state file: {error}", code="state_unavailable", retry_after_s=1) from error
 
     @contextmanager
     def reading(self, what: str) -> Iterator[None]:
         """Inside, rows become values. Raises ConfigError naming the file where it holds what no gateway wrote."""
         try:
             yield
-        except (sqlite3.DatabaseError, ValueError, TypeError) as error:
+        except (ApiError, sqlite3.DatabaseError, ValueError, TypeError) as error:
             why, cure = " ".join(str(error).split()), "restore it from a copy, or name another file"
             raise ConfigError(f"--state {self.file}: {what} cannot be read ({why}); {cure}") from error
 

@@ -11,6 +11,7 @@ import click
 
 from gateway.commands.client import Api, gateway_options, print_json, print_table
 from gateway.config import ConfigError
+from gateway.errors import ApiError
 from gateway.keys import KeyBook, Role
 from gateway.state import State
 
@@ -88,6 +89,6 @@ def _create_in(file: Path, role: Role, name: str, route_hint: bool, clusters: fr
             if not len(book) and role is not Role.ADMIN:
                 raise click.ClickException("--role: the first key must be admin, or nobody could make or revoke keys")
             key_id, secret = book.create(name, role, route_hint, clusters)
-    except ConfigError as error:
+    except (ApiError, ConfigError) as error:
         raise click.ClickException(str(error)) from error
     return {"id": key_id, "key": secret, "role": role.value}

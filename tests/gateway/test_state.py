@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,23 @@ def test_a_file_with_what_no_gateway_wrote_is_refused_at_start(
         db.execute(DAMAGES[name])
     with pytest.raises(ConfigError, match=f"--state {file}: .* cannot be read .*; restore it"):
         open_gateway(replace(config, state_file=file))
+
+
+def test_a_file_that_another_process_holds_is_told_and_not_waited_for(tmp_path: Path, model: ServedModel) -> None:
+    state = State(tmp_path / "state.db")
+    registry = Registry(state, "local", model.fingerprint, 100)
+    other = sqlite3.connect(tmp_path / "state.db", isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    began = time.monotonic()
+    with pytest.raises(ApiError, match="locked") as refused:
+        registry.register("east", Dial.IN)
+    assert (refused.value.status, refused.value.code) == (503, "state_unavailable")
+    assert time.monotonic() - began < 2.5
+    assert [cluster.name for cluster in registry.clusters] == ["local"]
+    other.execute("COMMIT")
+    registry.register("east", Dial.IN)
+    other.close()
+    state.close()
 
 
 def test_decisions_survive_and_the_newest_of_a_request_id_wins(tmp_path: Path) -> None:
