@@ -7,13 +7,14 @@ sums run over integers held in floats, so that both namespaces, on any device, y
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcache.codecs.base import CodecError
+from kvcache.codecs.base import Buffer, CodecError, TensorCodec, check_size, gather, scatter
 from kvcache.layout import DType
 
 Array: TypeAlias = Any
@@ -46,6 +47,27 @@ def host_words(data: memoryview, dtype: DType) -> NDArray[Any]:
 def to_host(array: Array) -> NDArray[Any]:
     """The array in host memory, contiguous, without a copy where it is so already."""
     return np.ascontiguousarray(array if isinstance(array, np.ndarray) else array.cpu().numpy())
+
+
+def encode_on_host(
+    codec: TensorCodec, views: Sequence[memoryview], dtype: DType, shape: tuple[int, ...]
+) -> Sequence[Buffer]:
+    """``codec.encode`` for a piece in host memory. Raises ValueError where the views do not fit dtype and shape."""
+    check_size(views, dtype, shape, "views")
+    return codec.encode_tensor(host_words(gather(views), dtype), dtype, shape)
+
+
+def decode_on_host(
+    codec: TensorCodec,
+    payload: Sequence[memoryview] | memoryview,
+    out: Sequence[memoryview],
+    dtype: DType,
+    shape: tuple[int, ...],
+) -> None:
+    """``codec.decode`` into host memory. Raises ValueError where ``out`` does not fit dtype and shape."""
+    check_size(out, dtype, shape, "out")
+    data = gather([payload] if isinstance(payload, memoryview) else payload)
+    scatter(to_host(codec.decode_tensor(data, dtype, shape, np.empty(0))).data.cast("B"), out)
 
 
 def from_host(array: NDArray[Any], like: Array) -> Array:

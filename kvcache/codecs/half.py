@@ -14,8 +14,18 @@ from math import frexp, prod
 
 import numpy as np
 
-from kvcache.codecs.arrays import Array, cast, floats, from_host, host_words, largest, to_host, words_of
-from kvcache.codecs.base import Buffer, CodecError, check_size, gather, scatter
+from kvcache.codecs.arrays import (
+    Array,
+    cast,
+    decode_on_host,
+    encode_on_host,
+    floats,
+    from_host,
+    largest,
+    to_host,
+    words_of,
+)
+from kvcache.codecs.base import Buffer, CodecError
 from kvcache.codecs.lossless import Lossless
 from kvcache.layout import DType
 
@@ -44,8 +54,7 @@ class Half:
         Raises CodecError for another dtype than fp32 and for values that it cannot carry.
         """
         _check(dtype)
-        check_size(views, dtype, shape, "views")
-        return self.encode_tensor(host_words(gather(views), dtype), dtype, shape)
+        return encode_on_host(self, views, dtype, shape)
 
     def decode(
         self,
@@ -56,9 +65,7 @@ class Half:
     ) -> None:
         """Fill ``out``. Raises CodecError for another dtype than fp32 and for anything but one whole payload."""
         _check(dtype)
-        check_size(out, dtype, shape, "out")
-        data = gather([payload] if isinstance(payload, memoryview) else payload)
-        scatter(to_host(self.decode_tensor(data, dtype, shape, np.empty(0))).data.cast("B"), out)
+        decode_on_host(self, payload, out, dtype, shape)
 
     def max_wire_bytes(self, raw_bytes: int) -> int:
         """Half of the raw bytes, and two headers."""

@@ -24,16 +24,17 @@ from kvcache.codecs import grid
 from kvcache.codecs.arrays import (
     Array,
     cast,
+    decode_on_host,
+    encode_on_host,
     floats,
     from_host,
-    host_words,
     largest,
     namespace,
     rows_heads_columns,
     to_host,
     words_of,
 )
-from kvcache.codecs.base import Buffer, CodecError, check_size, gather, scatter
+from kvcache.codecs.base import Buffer, CodecError
 from kvcache.codecs.entropy import HuffmanCoder
 from kvcache.codecs.grid import Axis, Grid
 from kvcache.layout import DType
@@ -76,8 +77,7 @@ class Quantised:
 
         Raises CodecError for values that it cannot carry.
         """
-        check_size(views, dtype, shape, "views")
-        return self.encode_tensor(host_words(gather(views), dtype), dtype, shape)
+        return encode_on_host(self, views, dtype, shape)
 
     def decode(
         self,
@@ -87,10 +87,7 @@ class Quantised:
         shape: tuple[int, ...],
     ) -> None:
         """Fill ``out``. Raises CodecError for anything but one whole payload for this dtype and shape."""
-        check_size(out, dtype, shape, "out")
-        data = gather([payload] if isinstance(payload, memoryview) else payload)
-        words = self.decode_tensor(data, dtype, shape, np.empty(0))
-        scatter(to_host(words).data.cast("B"), out)
+        decode_on_host(self, payload, out, dtype, shape)
 
     def max_wire_bytes(self, raw_bytes: int) -> int:
         """A byte per value (they have two bytes at least), the header and the largest grid."""

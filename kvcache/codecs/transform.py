@@ -22,8 +22,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcache.codecs.arrays import Array, cast, floats, from_host, host_words, largest, namespace, to_host, words_of
-from kvcache.codecs.base import Buffer, CodecError, check_size, gather, scatter
+from kvcache.codecs.arrays import (
+    Array,
+    cast,
+    decode_on_host,
+    encode_on_host,
+    floats,
+    from_host,
+    largest,
+    namespace,
+    to_host,
+    words_of,
+)
+from kvcache.codecs.base import Buffer, CodecError
 from kvcache.codecs.entropy import HuffmanCoder
 from kvcache.layout import DType, TensorSpec
 
@@ -138,8 +149,7 @@ class TransformCodec:
 
         Raises CodecError for a shape that is not the calibrated one and for values that it cannot carry.
         """
-        check_size(views, dtype, shape, "views")
-        return self.encode_tensor(host_words(gather(views), dtype), dtype, shape)
+        return encode_on_host(self, views, dtype, shape)
 
     def decode(
         self,
@@ -149,9 +159,7 @@ class TransformCodec:
         shape: tuple[int, ...],
     ) -> None:
         """Fill ``out``. Raises CodecError for anything but one whole payload for this dtype and shape."""
-        check_size(out, dtype, shape, "out")
-        data = gather([payload] if isinstance(payload, memoryview) else payload)
-        scatter(to_host(self.decode_tensor(data, dtype, shape, np.empty(0))).data.cast("B"), out)
+        decode_on_host(self, payload, out, dtype, shape)
 
     def max_wire_bytes(self, raw_bytes: int) -> int:
         """Two bytes per value that nothing compresses, what zstd adds then, classes and sizes."""
