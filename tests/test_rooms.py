@@ -32,6 +32,7 @@ LIGHT = (
     "kvcache.ticket",
     "kvcache.wire",
     "kvcache.control",
+    "kvcache.kv_events",
 )
 
 
