@@ -29,7 +29,7 @@ def _cluster(registry: Registry, cluster: Cluster, now: float, without: Collecti
             node.node_id,
             node.queued_tokens,
             node.free_slots,
-            node.speed.tokens_per_s,
+            node.speed.curve,
             codecs=node.codecs.facts(now),
             egress_bytes_per_s=registry.lease(node) or None,
             encoders=max(1, node.join.encoders),
@@ -44,4 +44,4 @@ def _cluster(registry: Registry, cluster: Cluster, now: float, without: Collecti
 def _decoder(node: NodeSession, now: float) -> DecodeNodeFacts:
     running = max(len(node.jobs), node.heartbeat.running if node.heartbeat else 0)
     codecs = node.codecs.facts(now)
-    return DecodeNodeFacts(node.node_id, running, node.free_slots, node.speed.tokens_per_s, codecs=codecs)
+    return DecodeNodeFacts(node.node_id, running, node.free_slots, node.speed.curve, codecs=codecs)

@@ -25,7 +25,7 @@ from gateway.tokenizing import Tokenizing
 from kvcache.control import Finished
 from kvcache.quality import Quality
 from scheduler.facts import RequestFacts, RouteHint
-from scheduler.sizes import last_chunk, transfer_bytes
+from scheduler.sizes import size_facts
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +57,7 @@ class Generation:
     def __init__(self, services: Services, tokenizing: Tokenizing) -> None:
         self._s = services
         self._tokenizing = tokenizing
+        self._sizes = size_facts(services.model.layout)
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -186,18 +187,15 @@ class Generation:
         quality = _quality(scope)
         token_ids = await self._token_ids(request)
         sampling = msgspec.structs.replace(request.sampling, max_tokens=self._room(request, len(token_ids)))
-        layout, stop, chunk = self._s.model.layout, len(token_ids) - 1, self._s.registry.chunk_tokens
-        last_tokens, last_bytes = (0, 0) if chunk is None else last_chunk(layout, 0, stop, chunk)
         facts = RequestFacts(
             request_id=secrets.token_hex(12),
             prompt_tokens=len(token_ids),
-            transfer_bytes=transfer_bytes(layout, 0, stop),
+            sizes=self._sizes,
+            chunk_tokens=self._s.registry.chunk_tokens or 0,
             hint=hint,
             hint_cluster=hint_cluster,
             allowed_clusters=principal.clusters,
             quality=quality,
-            last_tokens=last_tokens,
-            last_bytes=last_bytes,
         )
         return Prompted(exchange.request_id, exchange.path, facts, token_ids, sampling)
 

@@ -198,9 +198,9 @@ class RequestLife:
     def _cost(self, option: Option) -> tuple[float | None, int]:
         """Predicted prefill seconds of the fallback, and how many local nodes share the budget."""
         on = self._s.registry.node(option.prefill_node or option.decode_node)
-        speed = on.speed.tokens_per_s if on else None
+        curve = on.speed.curve if on else None
         role = Role.DECODE if option.prefill_node is None else Role.PREFILL
-        return compute_s(option.compute_increment, speed), len(
+        return compute_s(option.cached_tokens, option.cached_tokens + option.compute_increment, curve), len(
             self._s.registry.nodes(self._s.registry.local_cluster, role)
         )
 

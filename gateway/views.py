@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -51,7 +50,7 @@ def node_view(node: NodeSession, now: float) -> dict[str, Any]:
         "free_slots": node.free_slots,
         "queued_tokens": node.queued_tokens,
         "prefill_tokens_per_s": node.speed.tokens_per_s,
-        "codecs": [asdict(codec) for codec in node.codecs.facts(now)],
+        "codecs": [msgspec.structs.asdict(codec) for codec in node.codecs.facts(now)],
         "heartbeat": None if node.heartbeat is None else msgspec.to_builtins(node.heartbeat),
     }
 

@@ -6,7 +6,8 @@ never measured: a guess replaces nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import msgspec
+from msgspec.structs import replace
 
 from kvcache.quality import Quality
 from scheduler.decision import CodecOption
@@ -14,8 +15,7 @@ from scheduler.facts import CodecFacts, DecodeNodeFacts, LinkFacts, PrefillNodeF
 from scheduler.predict import Export, codec_s, ttft_s, wire_ratio
 
 
-@dataclass(frozen=True, slots=True)
-class CodecChoice:
+class CodecChoice(msgspec.Struct, frozen=True, gc=False):
     """The chosen one of ``options``, which are in the order of their names. ``codec_s`` is 0 where unmeasured."""
 
     chosen: CodecOption

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from kvcache.quality import Quality
 from scheduler.facts import Facts
@@ -17,21 +18,32 @@ class Reason(StrEnum):
     HINT = "hint"
     NOTHING_TO_PREFILL = "nothing_to_prefill"
     REMOTE_SLOWER = "remote_slower"
+    REMOTE_DEARER = "remote_dearer"
     NO_REMOTE = "no_remote_cluster"
     NO_LOCAL_PREFILL = "no_local_prefill_node"
+    OBSERVED = "observe_mode"
     FALLBACK = "fallback"
 
 
 class Refusal(StrEnum):
-    """Why nothing can be done; the gateway answers 503."""
+    """Why nothing can be done; the gateway answers 503, or 403 where it is forbidden."""
 
     NO_DECODE_NODE = "no_decode_node"
     HINTED_CLUSTER_UNAVAILABLE = "hinted_cluster_unavailable"
     OVERLOADED = "overloaded"
+    RESIDENCY = "residency"
 
 
-@dataclass(frozen=True, slots=True)
-class CodecOption:
+class Bar(StrEnum):
+    """Why an option is not allowed."""
+
+    SLOWER = "slower_than_local"
+    CONGESTED = "link_congested"
+    BEING_MEASURED = "being_measured"
+    """Something of it was never measured, and another request is finding it out."""
+
+
+class CodecOption(msgspec.Struct, frozen=True, gc=False):
     """One set of codecs that a transfer could use. ``allowed``: the request's quality allows it.
 
     ``wire_bytes`` and ``predicted_ttft_s`` are None where something they need was never measured.
@@ -44,12 +56,24 @@ class CodecOption:
     predicted_ttft_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One way to serve the request. ``predicted_ttft_s`` None: something it needs was never measured.
+class Move(msgspec.Struct, frozen=True, gc=False):
+    """A prefix that goes first from where it is cached to the option's prefill node: tokens [start, stop)."""
 
+    source_cluster: str
+    source_node: str
+    start: int
+    stop: int
+    nbytes: int
+
+
+class Option(msgspec.Struct, frozen=True, gc=False):
+    """One way to serve the request. ``predicted_ttft_s`` None: something it needs was never measured, or is too old.
+
+    Prefill computes ``compute_increment`` tokens, [``cached_tokens``, N-1); tokens [``start``, N-1) are sent.
     ``codec`` is the chosen one of ``codecs`` and ``quality`` its; ``wire_bytes`` are what it is expected to send, the
     raw bytes where that was never measured, and ``codec_s`` the least seconds that it needs for the transfer.
+    ``cost_s`` adds to the predicted TTFT what the option adds to others' waiting, its price, and what a session's own
+    node is worth. ``barred`` says why it is not ``allowed``.
     """
 
     cluster: str | None
@@ -64,19 +88,32 @@ class Option:
     wire_bytes: int = 0
     codec_s: float = 0.0
     codecs: tuple[CodecOption, ...] = ()
+    start: int = 0
+    cached_tokens: int = 0
+    cost_s: float | None = None
+    waiting_s: float = 0.0
+    price: float = 0.0
+    barred: Bar | None = None
+    move: Move | None = None
+    prefill_rank: int | None = None
+    decode_rank: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Where to prefill and where to decode. ``chosen.cluster`` None prefills in place on the decode node."""
+class Decision(msgspec.Struct, frozen=True, gc=False):
+    """Where to prefill and where to decode. ``chosen.cluster`` None prefills in place on the decode node.
+
+    ``would_choose`` is what a policy that only observes would have done, where that is something else.
+    """
 
     chosen: Option | None
     reason: Reason | Refusal
     options: tuple[Option, ...]
     facts: Facts
+    would_choose: Option | None = None
 
     @property
     def remote(self) -> bool:
         """Whether the chosen option prefills in another cluster than the local one."""
-        local = {cluster.name for cluster in self.facts.clusters if cluster.local}
-        return self.chosen is not None and self.chosen.cluster is not None and self.chosen.cluster not in local
+        if self.chosen is None or self.chosen.cluster is None:
+            return False
+        return any(cluster.name == self.chosen.cluster and not cluster.local for cluster in self.facts.clusters)

@@ -7,13 +7,16 @@ holds: the decode engine runs the last prompt token itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from kvcache.quality import Quality
 from scheduler.codec_choice import choose_codec
 from scheduler.decision import Decision, Option, Reason, Refusal
 from scheduler.facts import ClusterFacts, DecodeNodeFacts, Facts, PrefillNodeFacts, RouteHint
-from scheduler.predict import Export, compute_s
+from scheduler.predict import Export, compute_s, wait_s
+from scheduler.sizes import last_chunk, transfer_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +137,7 @@ class _Case:
 
     def _in_place(self, decode: DecodeNodeFacts) -> Option:
         increment = max(0, self.tokens - decode.cached_tokens)
-        predicted = compute_s(increment, decode.prefill_tokens_per_s)
+        predicted = compute_s(decode.cached_tokens, self.tokens, decode.prefill)
         return Option(None, None, decode.node_id, increment, 0, self.values.local_codec, True, predicted)
 
     def _option(self, cluster: ClusterFacts, decode: DecodeNodeFacts) -> Option | None:
@@ -142,11 +145,14 @@ class _Case:
         if node is None:
             return None
         default = self.values.local_codec if cluster.local else self.values.remote_codec
-        increment = max(0, self.tokens - node.cached_tokens)
-        request = self.facts.request
-        export = Export(increment, request.transfer_bytes, request.last_tokens, request.last_bytes)
+        request, stop = self.facts.request, self.tokens
+        increment = max(0, stop - node.cached_tokens)
+        start = _sent_from(decode.held_tokens, stop, request.chunk_tokens)
+        nbytes = transfer_bytes(request.sizes, start, stop)
+        last = last_chunk(request.sizes, start, stop, request.chunk_tokens) if request.chunk_tokens else (0, 0)
+        export = Export(stop - increment, stop, nbytes, *last)
         choice = choose_codec(default, request.quality, export, node, decode, cluster.link)
-        codec, nbytes = choice.chosen, request.transfer_bytes
+        codec = choice.chosen
         return Option(
             cluster.name,
             node.node_id,
@@ -160,6 +166,8 @@ class _Case:
             nbytes if codec.wire_bytes is None else codec.wire_bytes,
             choice.codec_s,
             choice.options,
+            start,
+            stop - increment,
         )
 
     def _slower(self, remote: Option, local: Option) -> bool:
@@ -172,6 +180,13 @@ class _Case:
             return False
         limit = self.values.slower_factor * local.predicted_ttft_s + self.values.slower_slack_s
         return remote.predicted_ttft_s > limit
+
+
+def _sent_from(held: int, stop: int, chunk_tokens: int) -> int:
+    """Where a transfer begins. What is final only at ``stop`` goes with its last chunk, even if all blocks are held."""
+    if held < stop:
+        return held
+    return (stop - 1) // chunk_tokens * chunk_tokens if chunk_tokens else 0
 
 
 def _decode_node(nodes: Sequence[DecodeNodeFacts]) -> DecodeNodeFacts | None:
@@ -191,11 +206,15 @@ def _prefill_node(nodes: Sequence[PrefillNodeFacts], tokens: int) -> PrefillNode
     def work(node: PrefillNodeFacts) -> int:
         return node.queued_tokens + max(0, tokens - node.cached_tokens)
 
-    waits = {node.node_id: compute_s(work(node), node.prefill_tokens_per_s) for node in free}
+    def done_s(node: PrefillNodeFacts) -> float | None:
+        wait, compute = wait_s(node), compute_s(node.cached_tokens, tokens, node.prefill)
+        return None if wait is None or compute is None else wait + compute
+
+    waits = {node.node_id: done_s(node) for node in free}
     measured = {name: wait for name, wait in waits.items() if wait is not None}
     if len(measured) == len(free):
         return min(free, key=lambda n: (measured[n.node_id], n.node_id), default=None)
-    return min(free, key=lambda n: (work(n), n.prefill_tokens_per_s is not None, n.node_id), default=None)
+    return min(free, key=lambda n: (work(n), n.prefill is not None, n.node_id), default=None)
 
 
 def _quickest(options: Sequence[Option], facts: Facts) -> Option | None:

@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
-from scheduler.facts import CodecFacts, LinkFacts, PrefillNodeFacts
+from scheduler.facts import CodecFacts, LinkFacts, PrefillCurve, PrefillNodeFacts
 
 RAW = "raw"
 
 
-@dataclass(frozen=True, slots=True)
-class Export:
-    """What one prefill computes and sends: ``last_bytes`` of it become final only with the last ``last_tokens``."""
+class Export(msgspec.Struct, frozen=True, gc=False):
+    """One prefill that computes tokens [start, stop) and sends ``raw_bytes``.
 
-    tokens: int
+    ``last_bytes`` of them become final only with the last ``last_tokens``.
+    """
+
+    start: int
+    stop: int
     raw_bytes: int
     last_tokens: int = 0
     last_bytes: int = 0
 
 
-def compute_s(tokens: int, tokens_per_s: float | None) -> float | None:
-    """Seconds to prefill ``tokens``; None where the speed was never measured."""
-    if tokens <= 0:
+def compute_s(start: int, stop: int, curve: PrefillCurve | None) -> float | None:
+    """Seconds to prefill tokens [start, stop); None where the node was never measured, 0 where there are none."""
+    if stop <= start:
         return 0.0
-    if tokens_per_s is None or tokens_per_s <= 0:
-        return None
-    return tokens / tokens_per_s
+    return None if curve is None else curve.seconds(start, stop)
+
+
+def wait_s(node: PrefillNodeFacts) -> float | None:
+    """Seconds until what waits or runs on a node is done; None where that was never measured.
+
+    Where only its tokens are known they are taken for one prompt.
+    """
+    if node.queued_s is not None:
+        return node.queued_s
+    return compute_s(0, node.queued_tokens, node.prefill)
 
 
 def wire_ratio(codec: CodecFacts) -> float | None:
@@ -53,8 +64,7 @@ def ttft_s(node: PrefillNodeFacts, export: Export, codec: CodecFacts, link: Link
     link is as fast as it was seen to be, but no faster than what the node may send. One round trip is added for the
     ask; one that was never measured counts as nothing: it is the only figure that cannot dominate.
     """
-    wait = compute_s(node.queued_tokens, node.prefill_tokens_per_s)
-    compute = compute_s(export.tokens, node.prefill_tokens_per_s)
+    wait, compute = wait_s(node), compute_s(export.start, export.stop, node.prefill)
     ratio, coding = wire_ratio(codec), codec_s(export.raw_bytes, codec, node.encoders)
     if wait is None or compute is None or ratio is None or coding is None:
         return None
@@ -63,12 +73,15 @@ def ttft_s(node: PrefillNodeFacts, export: Export, codec: CodecFacts, link: Link
     rate = min(link.bytes_per_s, node.egress_bytes_per_s or link.bytes_per_s)
     sending = export.raw_bytes * ratio / rate
     slowest = max(coding, sending)
-    last = min(1.0, export.last_tokens / export.tokens) if export.tokens > 0 else 0.0
-    last_bytes = min(1.0, export.last_bytes / export.raw_bytes) if export.raw_bytes > 0 else 0.0
+    last = last_bytes = 0.0
+    if export.last_tokens and node.prefill is not None:
+        last = min(compute, compute_s(export.stop - export.last_tokens, export.stop, node.prefill) or 0.0)
+    if export.raw_bytes > 0:
+        last_bytes = min(1.0, export.last_bytes / export.raw_bytes)
     done = max(
         link.queued_bytes / rate + sending,
         wait + slowest,
-        wait + compute * (1 - last) + slowest * last_bytes,
+        wait + compute - last + slowest * last_bytes,
         wait + compute,
     )
     return done + (link.rtt_s or 0.0)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import isfinite
 
-from scheduler.facts import LinkFacts
+from scheduler.facts import LinkFacts, PrefillCurve
 
 SMOOTHING = 0.3
 RISE = 0.7
@@ -66,6 +66,12 @@ class PrefillSpeed:
         if self._tokens.value is None or self._seconds.value is None:
             return self._claimed
         return self._tokens.value / self._seconds.value
+
+    @property
+    def curve(self) -> PrefillCurve | None:
+        """What a decision may know: the rate, for any length."""
+        rate = self.tokens_per_s
+        return None if rate is None else PrefillCurve.at_rate(rate)
 
 
 class LinkSpeed:

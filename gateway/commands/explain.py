@@ -52,7 +52,7 @@ def _decision(decision: dict[str, Any] | None) -> None:
     click.echo(f"{where}: {_WHY.get(decision['reason'], decision['reason'])}")
     click.echo(
         f"{request['prompt_tokens']} prompt tokens, threshold {decision['facts']['threshold_tokens']}, "
-        f"{size(request['transfer_bytes'])} of KV"
+        f"{size(chosen['transfer_bytes'] if chosen else None) or 'nothing'} of KV"
     )
     rows = [
         (

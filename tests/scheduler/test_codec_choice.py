@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kvcache.quality import Quality
 from scheduler.codec_choice import CodecChoice, choose_codec
-from scheduler.facts import CodecFacts, DecodeNodeFacts, LinkFacts, PrefillNodeFacts
+from scheduler.facts import CodecFacts, DecodeNodeFacts, LinkFacts, PrefillCurve, PrefillNodeFacts
 from scheduler.predict import Export
 from tests.calm import calm
 from tests.scheduler.codecs import codec_sets
@@ -32,9 +31,9 @@ def choose(
     decoders: tuple[CodecFacts, ...] = KNOWN,
     speed: float = 1e6,
 ) -> CodecChoice:
-    prefill = PrefillNodeFacts("p", 0, 1, speed, codecs=encoders)
+    prefill = PrefillNodeFacts("p", 0, 1, PrefillCurve.at_rate(speed), codecs=encoders)
     decode = DecodeNodeFacts("d", 0, 1, None, codecs=decoders)
-    return choose_codec(default, quality, Export(1000, 100 * MIB), prefill, decode, LinkFacts(rate, 0.03))
+    return choose_codec(default, quality, Export(0, 1000, 100 * MIB), prefill, decode, LinkFacts(rate, 0.03))
 
 
 @pytest.mark.parametrize(
@@ -103,8 +102,8 @@ def test_every_alternative_is_shown_with_its_prediction_also_those_that_are_not_
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[str, Quality, Export, PrefillNodeFacts, DecodeNodeFacts, LinkFacts]:
-    export = Export(*(draw(st.integers(0, most)) for most in (10**5, 10**9, 300, 10**8)))
-    speed = draw(st.one_of(st.none(), st.floats(1.0, 1e6)))
+    export = Export(*(draw(st.integers(0, most)) for most in (10**4, 10**5, 10**9, 300, 10**8)))
+    speed = draw(st.one_of(st.none(), st.builds(PrefillCurve.at_rate, st.floats(1.0, 1e6))))
     prefill = PrefillNodeFacts("p", draw(st.integers(0, 10**4)), 1, speed, codecs=draw(codec_sets()))
     decode = DecodeNodeFacts("d", 0, 1, None, codecs=draw(codec_sets()))
     rate = draw(st.one_of(st.none(), st.floats(1e3, 1e10)))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import permutations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kvcache.quality import Quality
 from scheduler.decision import Decision, Reason, Refusal
@@ -17,9 +17,11 @@ from scheduler.facts import (
     DecodeNodeFacts,
     Facts,
     LinkFacts,
+    PrefillCurve,
     PrefillNodeFacts,
     RequestFacts,
     RouteHint,
+    SizeFacts,
 )
 from scheduler.policy import PolicyValues, RoutingPolicy
 from tests.calm import calm
@@ -40,7 +42,8 @@ def node(
     cached: int = 0,
     ratio: float | None = 0.5,
 ) -> PrefillNodeFacts:
-    return PrefillNodeFacts(name, queued, slots, speed, cached, (lossless(ratio),))
+    curve = None if speed is None else PrefillCurve.at_rate(speed)
+    return PrefillNodeFacts(name, queued, slots, curve, cached, cached, (lossless(ratio),))
 
 
 def cluster(name: str, *nodes: PrefillNodeFacts, local: bool = False, link: LinkFacts = LINK) -> ClusterFacts:
@@ -55,7 +58,7 @@ def facts(
     threshold: int = 1000,
     **request: object,
 ) -> Facts:
-    asked = RequestFacts("r", tokens, 1_000_000, **request)  # type: ignore[arg-type]
+    asked = RequestFacts("r", tokens, SizeFacts(state=1_000_000), **request)  # type: ignore[arg-type]
     return Facts(asked, (cluster("local", *local, local=True), cluster("east", *remote)), decode, threshold)
 
 
@@ -252,13 +255,14 @@ def test_a_fallback_is_local_even_for_a_remote_hint_and_in_place_where_no_prefil
     assert policy.fall_back(facts(decode=())).reason is Refusal.NO_DECODE_NODE
 
 
-speeds = st.one_of(st.none(), st.floats(1.0, 1e6))
+speeds = st.one_of(st.none(), st.builds(PrefillCurve, st.floats(0, 1), st.floats(1e-6, 1.0), st.floats(0, 1e-6)))
 prefill_nodes = st.builds(
     PrefillNodeFacts,
     st.sampled_from("abcdef"),
     st.integers(0, 10_000),
     st.integers(0, 2),
     speeds,
+    st.integers(0, 3000),
     st.integers(0, 3000),
     codec_sets(),
 )
@@ -268,6 +272,7 @@ decode_nodes = st.builds(
     st.integers(0, 4),
     st.integers(0, 2),
     speeds,
+    st.integers(0, 3000),
     st.integers(0, 3000),
     codec_sets(),
 )
@@ -291,13 +296,12 @@ def any_facts(draw: st.DrawFn) -> Facts:
     request = RequestFacts(
         "r",
         draw(st.integers(0, 4000)),
-        draw(st.integers(0, 10**8)),
+        SizeFacts(draw(st.integers(0, 10**5)), ((511, draw(st.integers(0, 10**4))),), draw(st.integers(0, 10**7))),
+        draw(st.sampled_from([0, 256])),
         draw(st.sampled_from(RouteHint)),
         draw(st.sampled_from([None, "local", "east", "nowhere"])),
         draw(st.sampled_from([None, frozenset[str](), frozenset({"east"})])),
         draw(st.sampled_from(Quality)),
-        draw(st.integers(0, 4000)),
-        draw(st.integers(0, 10**8)),
     )
     decoders = tuple(draw(st.lists(decode_nodes, max_size=3, unique_by=lambda n: n.node_id)))
     return Facts(request, tuple(clusters), decoders, draw(st.integers(0, 3000)))

@@ -2,51 +2,50 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kvcache.quality import Quality
-from scheduler.facts import CodecFacts, LinkFacts, PrefillNodeFacts
+from scheduler.facts import CodecFacts, LinkFacts, PrefillCurve, PrefillNodeFacts
 from scheduler.predict import Export, codec_s, compute_s, ttft_s
 from tests.calm import calm
 
-NODE = PrefillNodeFacts("p", queued_tokens=500, free_slots=1, prefill_tokens_per_s=1000.0)
+NODE = PrefillNodeFacts("p", queued_tokens=500, free_slots=1, prefill=PrefillCurve.at_rate(1000.0))
 RAW = CodecFacts("raw", Quality.EXACT, None, None, None)
 HALF = CodecFacts("lossless", Quality.EXACT, 0.5, 1e9, 1e9)
 
 
 def test_a_computation_bound_way_costs_its_queue_its_tokens_and_a_round_trip() -> None:
     link = LinkFacts(bytes_per_s=1e9, rtt_s=0.05)
-    assert ttft_s(NODE, Export(1500, 1000), HALF, link) == pytest.approx(0.5 + 1.5 + 0.05)
+    assert ttft_s(NODE, Export(0, 1500, 1000), HALF, link) == pytest.approx(0.5 + 1.5 + 0.05)
 
 
 def test_a_link_bound_way_costs_its_encoded_bytes_behind_those_already_queued() -> None:
     link = LinkFacts(bytes_per_s=1000.0, rtt_s=0.0, queued_bytes=4000)
-    assert ttft_s(NODE, Export(1500, 6000), HALF, link) == pytest.approx((4000 + 6000 * 0.5) / 1000)
-    assert ttft_s(NODE, Export(1500, 6000), RAW, link) == pytest.approx((4000 + 6000) / 1000)
+    assert ttft_s(NODE, Export(0, 1500, 6000), HALF, link) == pytest.approx((4000 + 6000 * 0.5) / 1000)
+    assert ttft_s(NODE, Export(0, 1500, 6000), RAW, link) == pytest.approx((4000 + 6000) / 1000)
 
 
 def test_the_slowest_of_encoding_sending_and_decoding_counts_from_when_the_engine_begins() -> None:
     link = LinkFacts(bytes_per_s=2000.0, rtt_s=0.0)
     for slow in (replace(HALF, encode_bytes_per_s=500.0), replace(HALF, decode_bytes_per_s=500.0)):
-        assert ttft_s(NODE, Export(1500, 6000), slow, link) == pytest.approx(0.5 + 6000 / 500)
-    assert ttft_s(NODE, Export(1500, 6000), replace(HALF, encode_bytes_per_s=1e6), link) == pytest.approx(0.5 + 1.5)
+        assert ttft_s(NODE, Export(0, 1500, 6000), slow, link) == pytest.approx(0.5 + 6000 / 500)
+    assert ttft_s(NODE, Export(0, 1500, 6000), replace(HALF, encode_bytes_per_s=1e6), link) == pytest.approx(0.5 + 1.5)
 
 
 def test_several_processors_encode_one_transfer_and_one_decodes_it() -> None:
     slow = replace(HALF, encode_bytes_per_s=100.0, decode_bytes_per_s=300.0)
     assert [codec_s(600, slow, encoders) for encoders in (1, 2, 4)] == pytest.approx([6.0, 3.0, 2.0])
     link = LinkFacts(bytes_per_s=1e9, rtt_s=0.0)
-    assert ttft_s(replace(NODE, encoders=2), Export(10, 600), slow, link) == pytest.approx(0.5 + 3.0)
+    assert ttft_s(replace(NODE, encoders=2), Export(0, 10, 600), slow, link) == pytest.approx(0.5 + 3.0)
 
 
 def test_what_is_final_only_with_the_last_chunk_cannot_leave_before_it_is_begun() -> None:
     """Of 1.5 s the last chunk takes 0.5 s, so 4500 bytes leave after 0.5 + 1.0 s, at 1000 raw bytes per second."""
     link = LinkFacts(bytes_per_s=500.0, rtt_s=0.0)
-    export = Export(1500, 5000, last_tokens=500, last_bytes=4500)
+    export = Export(0, 1500, 5000, last_tokens=500, last_bytes=4500)
     assert ttft_s(NODE, export, HALF, link) == pytest.approx(0.5 + 1.0 + 4.5)
     assert ttft_s(NODE, replace(export, last_tokens=0, last_bytes=0), HALF, link) == pytest.approx(0.5 + 5.0)
 
@@ -55,15 +54,15 @@ def test_a_node_sends_no_faster_than_its_share_of_the_way_out() -> None:
     link = LinkFacts(bytes_per_s=2000.0, rtt_s=0.0)
     for share, seconds in ((1000.0, 6.0), (9000.0, 3.0)):
         leased = replace(NODE, egress_bytes_per_s=share)
-        assert ttft_s(leased, Export(10, 6000), RAW, link) == pytest.approx(0.5 + seconds)
+        assert ttft_s(leased, Export(0, 10, 6000), RAW, link) == pytest.approx(0.5 + seconds)
 
 
 @pytest.mark.parametrize("nothing", [None, 0.0])
 def test_nothing_is_divided_by_a_number_that_was_never_measured(nothing: float | None) -> None:
     good = LinkFacts(bytes_per_s=1e6, rtt_s=0.01)
-    slow = PrefillNodeFacts("p", 0, 1, nothing)
-    export = Export(10, 10)
-    assert compute_s(10, nothing) is None
+    slow = PrefillNodeFacts("p", 0, 1, None)
+    export = Export(0, 10, 10)
+    assert compute_s(0, 10, None) is None
     assert ttft_s(slow, export, RAW, good) is None
     assert ttft_s(NODE, export, RAW, LinkFacts(nothing, 0.01)) is None
     assert ttft_s(NODE, export, replace(HALF, wire_ratio=None), good) is None
@@ -77,10 +76,10 @@ def test_nothing_is_divided_by_a_number_that_was_never_measured(nothing: float |
 def test_more_work_is_never_predicted_to_be_quicker(
     tokens: int, nbytes: int, more: int, speed: float, rate: float
 ) -> None:
-    node = PrefillNodeFacts("p", 0, 1, speed)
+    node = PrefillNodeFacts("p", 0, 1, PrefillCurve.at_rate(speed))
     link = LinkFacts(rate, 0.01)
-    less = ttft_s(node, Export(tokens, nbytes), RAW, link)
-    bigger = ttft_s(node, Export(tokens + more, nbytes + more), RAW, link)
+    less = ttft_s(node, Export(0, tokens, nbytes), RAW, link)
+    bigger = ttft_s(node, Export(0, tokens + more, nbytes + more), RAW, link)
     assert less is not None
     assert bigger is not None
     assert bigger >= less
