@@ -27,6 +27,24 @@ def block_hashes(
     """
     if block_tokens < 1:
         raise ValueError(f"block_tokens must be at least 1, got {block_tokens}")
+    return _chain(chain_root(fingerprint, salt=salt, lora=lora, extras=extras), token_ids, block_tokens)
+
+
+def chain_root(fingerprint: str, *, salt: str, lora: str = "", extras: Sequence[bytes] = ()) -> bytes:
+    """The key of a prompt's first block. Each part goes in with its length: no two lists of parts read alike."""
+    state = blake2b(digest_size=HASH_BYTES, person=b"prfaas-blocks-1")
+    for part in (fingerprint.encode(), lora.encode(), *extras, salt.encode()):
+        state.update(len(part).to_bytes(8, "big"))
+        state.update(part)
+    return state.digest()
+
+
+def more_hashes(last: bytes, token_ids: Sequence[int], block_tokens: int) -> list[bytes]:
+    """Hashes of the full blocks of ``token_ids`` that follow the block named ``last``. Raises as ``block_hashes``."""
+    return _chain(last, token_ids, block_tokens)
+
+
+def _chain(key: bytes, token_ids: Sequence[int], block_tokens: int) -> list[bytes]:
     try:
         ids = array("I", token_ids)
     except (OverflowError, TypeError) as error:
@@ -36,18 +54,8 @@ def block_hashes(
         ids.byteswap()
     data = memoryview(ids).cast("B")
     step = block_tokens * 4
-    key = _root(fingerprint.encode(), lora.encode(), *extras, salt.encode())
     hashes = []
     for begin in range(0, len(data) - step + 1, step):
         key = blake2b(data[begin : begin + step], digest_size=HASH_BYTES, key=key).digest()
         hashes.append(key)
     return hashes
-
-
-def _root(*parts: bytes) -> bytes:
-    """Each part goes in with its length: no two lists of parts read alike."""
-    state = blake2b(digest_size=HASH_BYTES, person=b"prfaas-blocks-1")
-    for part in parts:
-        state.update(len(part).to_bytes(8, "big"))
-        state.update(part)
-    return state.digest()
