@@ -7,7 +7,7 @@ one size, that of the largest block, so the pool never fragments and room for a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from kvcache.layout import GroupKind, GroupSpec, KVLayout
@@ -143,7 +143,10 @@ class PageTable:
 
 
 class PagePool:
-    """Who owns which page. Every page has one owner or is free; an owner frees all it holds at once."""
+    """Who owns which page. Every page is free, has one owner, or is kept by the cache.
+
+    An owner frees all it holds at once; what it hands over to the cache before that stays.
+    """
 
     def __init__(self, capacity: int) -> None:
         if capacity < 1:
@@ -151,11 +154,17 @@ class PagePool:
         self.capacity = capacity
         self._free = list(range(capacity - 1, -1, -1))
         self._owned: dict[str, tuple[int, ...]] = {}
+        self._kept: set[int] = set()
 
     @property
     def free_pages(self) -> int:
-        """Pages that nobody owns."""
+        """Pages that nobody owns and the cache does not keep."""
         return len(self._free)
+
+    @property
+    def kept_pages(self) -> frozenset[int]:
+        """Pages that the cache keeps."""
+        return frozenset(self._kept)
 
     @property
     def owners(self) -> dict[str, int]:
@@ -181,7 +190,23 @@ class PagePool:
         self._free.extend(reversed(pages))
         return len(pages)
 
+    def keep(self, owner: str, pages: Collection[int]) -> None:
+        """Hand pages of ``owner`` over to the cache. Raises ValueError for pages that are not all its own."""
+        held = self._owned.get(owner, ())
+        given = set(pages)
+        if not given.issubset(held):
+            raise ValueError(f"{owner!r} does not own all of {sorted(given)}")
+        self._owned[owner] = tuple(page for page in held if page not in given)
+        self._kept |= given
+
+    def drop(self, pages: Collection[int]) -> None:
+        """Free pages that the cache kept. Raises ValueError where it kept not all of them."""
+        if not self._kept.issuperset(pages):
+            raise ValueError(f"the cache does not keep all of {sorted(pages)}")
+        self._kept.difference_update(pages)
+        self._free.extend(pages)
+
     def check_integrity(self) -> None:
-        """Raise AssertionError unless every page is free or owned, and exactly once."""
-        seen = sorted(self._free + [page for pages in self._owned.values() for page in pages])
-        assert seen == list(range(self.capacity)), "pages lost or owned twice"
+        """Raise AssertionError unless every page is free, owned or kept, and exactly once."""
+        owned = [page for pages in self._owned.values() for page in pages]
+        assert sorted([*self._free, *owned, *self._kept]) == list(range(self.capacity)), "pages lost or owned twice"
