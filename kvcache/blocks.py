@@ -51,7 +51,7 @@ class PageGeometry:
 
     def pages_for(self, start: int, stop: int) -> int:
         """Pages that a transfer of tokens [start, stop) occupies."""
-        return sum(self._layer_pages(g, n, start, stop) for g, n in self._layers())
+        return sum(self.layer_pages(g, n, start, stop) for g, n in self.layers())
 
     def table(self, start: int, stop: int, pages: Sequence[int]) -> PageTable:
         """Lay tokens [start, stop) over ``pages``, which must be exactly as many as ``pages_for`` says."""
@@ -59,15 +59,17 @@ class PageGeometry:
             raise ValueError(f"[{start}, {stop}) takes {self.pages_for(start, stop)} pages, got {len(pages)}")
         first: dict[tuple[int, int], int] = {}
         taken = 0
-        for g, n in self._layers():
+        for g, n in self.layers():
             first[g, n] = taken
-            taken += self._layer_pages(g, n, start, stop)
+            taken += self.layer_pages(g, n, start, stop)
         return PageTable(self, start, stop, tuple(pages), first)
 
-    def _layers(self) -> list[tuple[int, int]]:
+    def layers(self) -> list[tuple[int, int]]:
+        """(group, layer) of every layer in canonical order."""
         return [(g, n) for g, group in enumerate(self.layout.groups) for n in range(len(group.layers))]
 
-    def _layer_pages(self, g: int, n: int, start: int, stop: int) -> int:
+    def layer_pages(self, g: int, n: int, start: int, stop: int) -> int:
+        """Pages that a transfer of tokens [start, stop) occupies with one layer of one group."""
         group = self.layout.groups[g]
         if group.kind is GroupKind.STATE:
             return -(-group.layers[n].nbytes // self.page_bytes)
@@ -102,6 +104,11 @@ class PageTable:
     pages: tuple[int, ...]
     _first: dict[tuple[int, int], int] = field(repr=False)
     _places: dict[tuple[int, int, int], _Place] = field(default_factory=dict, repr=False)
+
+    def layer(self, g: int, n: int) -> tuple[int, ...]:
+        """The pages of one layer of one group, in the order of its blocks."""
+        first = self._first[g, n]
+        return self.pages[first : first + self.geometry.layer_pages(g, n, self.start, self.stop)]
 
     def extents(self, piece: Piece) -> list[Extent]:
         """Where a piece's bytes lie, in canonical order."""
