@@ -87,7 +87,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     """First message of a node. ``kv_address`` None says that this node only dials.
 
     ``codecs`` are the sets of codecs that it has for this model, as it measured them when it started, and
-    ``encoders`` is how many processors encode one transfer at once.
+    ``encoders`` is how many processors encode one transfer at once. A node that ``probes`` understands ProbeLink.
     """
 
     node_id: str
@@ -101,6 +101,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     max_queue: int
     codecs: tuple[CodecWork, ...] = ()
     encoders: int = 1
+    probes: bool = False
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
@@ -130,6 +131,11 @@ class LinkReport(msgspec.Struct, frozen=True):
     ``delivery_bytes_per_s`` is the sum of the connections' last rates that were the path's limit; ``app_limited`` says
     that lately there was too little to send to measure it anew. ``paced_bytes_per_s`` is what the kernel is told not to
     exceed, 0 without a limit.
+
+    The others are of what this node sends. ``least_rtt_s`` is the path's own round trip, ``bytes_acked`` and
+    ``bytes_resent`` count since the peer began, and ``probe_bytes`` is the part of both that measured idle connections.
+    In the last second or so the path did ``at_least_bytes_per_s``, and where it was the limit no more than
+    ``at_most_bytes_per_s``. For ``stalled_s`` nothing has been acknowledged though much waited.
     """
 
     peer_node: str
@@ -143,6 +149,13 @@ class LinkReport(msgspec.Struct, frozen=True):
     delivery_bytes_per_s: float = 0.0
     app_limited: bool = True
     paced_bytes_per_s: float = 0.0
+    least_rtt_s: float = 0.0
+    bytes_acked: int = 0
+    bytes_resent: int = 0
+    probe_bytes: int = 0
+    at_least_bytes_per_s: float = 0.0
+    at_most_bytes_per_s: float = 0.0
+    stalled_s: float = 0.0
 
 
 class PrefillStarted(msgspec.Struct, frozen=True, tag=True):
@@ -283,12 +296,22 @@ class RateLease(msgspec.Struct, frozen=True, tag=True):
     egress_bytes_per_s: float
 
 
+class ProbeLink(msgspec.Struct, frozen=True, tag=True):
+    """Measure the idle way to a KV peer with about this many bytes; transfers come first. LinkReports have the result.
+
+    Only for nodes whose Join says that they know it.
+    """
+
+    peer_node: str
+    nbytes: int
+
+
 class Drain(msgspec.Struct, frozen=True, tag=True):
     """Take no new jobs; finish those at hand."""
 
 
 FromNode = Join | Heartbeat | PrefillStarted | PrefillDone | TransferDone | Delta | Finished | Failed | Cancelled
-ToNode = Welcome | Refused | Beat | PrefillJob | GenerateJob | Cancel | Drain | RateLease
+ToNode = Welcome | Refused | Beat | PrefillJob | GenerateJob | Cancel | Drain | RateLease | ProbeLink
 
 _encoder = msgspec.msgpack.Encoder()
 _from_node: msgspec.msgpack.Decoder[FromNode] = msgspec.msgpack.Decoder(FromNode)

@@ -150,9 +150,10 @@ class Abort(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True):
-    """Asks for a Pong with the same token."""
+    """Asks for a Pong with the same token, once all of it has come: ``padding`` makes it a measure of the path."""
 
     token: int
+    padding: bytes = b""
 
 
 class Pong(msgspec.Struct, frozen=True, array_like=True):

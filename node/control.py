@@ -28,6 +28,7 @@ from kvcache.control import (
     Heartbeat,
     Join,
     PrefillJob,
+    ProbeLink,
     RateLease,
     Refused,
     Welcome,
@@ -57,7 +58,7 @@ class ControlHandler(Protocol):
     def on_welcome(self, welcome: Welcome) -> None:
         """A session has begun."""
 
-    def on_order(self, order: PrefillJob | GenerateJob | Cancel | Drain | RateLease) -> None:
+    def on_order(self, order: PrefillJob | GenerateJob | Cancel | Drain | RateLease | ProbeLink) -> None:
         """The gateway wants something."""
 
     def on_disconnected(self, cause: str) -> None:
@@ -201,7 +202,7 @@ class ControlStream:
 
     async def _read(
         self, stream: aiohttp.ClientWebSocketResponse
-    ) -> Welcome | Beat | PrefillJob | GenerateJob | Cancel | Drain | RateLease:
+    ) -> Welcome | Beat | PrefillJob | GenerateJob | Cancel | Drain | RateLease | ProbeLink:
         """The next message. Raises NodeRefused, and StreamLost for a silent, closed or broken stream."""
         try:
             message = await stream.receive(timeout=self._limits.silent_s)

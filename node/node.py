@@ -35,6 +35,7 @@ from kvcache.control import (
     KvAddress,
     ModelInfo,
     PrefillJob,
+    ProbeLink,
     RateLease,
     Welcome,
 )
@@ -177,6 +178,7 @@ class Node:
             self._config.max_queue,
             self._codec_start,
             _encoders(self._config.threads),
+            probes=True,
         )
 
     def heartbeat(self) -> Heartbeat:
@@ -204,7 +206,7 @@ class Node:
         self._welcomed.set()
         log.info("joined gateway cluster=%s incarnation=%s", self._config.cluster, self._identity.incarnation)
 
-    def on_order(self, order: PrefillJob | GenerateJob | Cancel | Drain | RateLease) -> None:
+    def on_order(self, order: PrefillJob | GenerateJob | Cancel | Drain | RateLease | ProbeLink) -> None:
         """Do what the gateway says."""
         match order:
             case Cancel(job=job):
@@ -215,6 +217,8 @@ class Node:
                 self._beat()
             case RateLease(egress_bytes_per_s=rate):
                 self._endpoint.pace(rate)
+            case ProbeLink(peer_node=peer, nbytes=nbytes):
+                self._endpoint.probe(peer, nbytes, self._beat)
             case PrefillJob() if not self._draining:
                 self._serving.accept(order)
             case GenerateJob() if not self._draining:

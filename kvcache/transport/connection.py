@@ -13,8 +13,9 @@ from kvcache.session import MAX_DETAIL_CHARS, Liveness
 from kvcache.transport.channel import Channel
 from kvcache.transport.interface import TransferFrame, TransportLimits
 from kvcache.transport.link import LinkFigures
+from kvcache.transport.probe import PROBE_TOKENS
 from kvcache.transport.sendqueue import Outgoing, SendBatch, SendQueue
-from kvcache.transport.shaping import Shape
+from kvcache.transport.shaping import Shape, forget_path
 from kvcache.wire import Abort, Data, Frame, Hello, Ping, Pong, Proof, WireError, encode_frame
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,12 @@ class ConnectionUser(Protocol):
 
     def received(self, nbytes: int, now: float) -> None:
         """That many bytes have come."""
+
+    def on_probed(self, token: int, now: float) -> None:
+        """One ping of a probe was answered."""
+
+    def on_blocked(self) -> None:
+        """A connection begins, or ends, to wait for room in the kernel's buffer."""
 
     def on_connection_lost(self, connection: Connection, broken: Broken) -> None:
         """It is over."""
@@ -147,7 +154,13 @@ class Connection:
             self._loop.add_writer(self._fd, self._writable)
         elif self.blocked and not blocked:
             self._loop.remove_writer(self._fd)
-        self.blocked = blocked
+        if blocked != self.blocked:
+            self.blocked = blocked
+            self.user.on_blocked()
+
+    def forget_path(self) -> None:
+        """It is idle: let the kernel find out anew how fast the path is."""
+        forget_path(self._channel.sock)
 
     @property
     def pace(self) -> float:
@@ -229,6 +242,8 @@ class Connection:
             self.user.on_data(self, frame)
         elif isinstance(frame, Ping):
             self.send(Pong(frame.token))
+        elif isinstance(frame, Pong) and frame.token >= PROBE_TOKENS:
+            self.user.on_probed(frame.token, self._loop.time())
         elif isinstance(frame, Pong):
             self._liveness.pong(frame, self._loop.time())
             self.figures.ping_rtt_s = self._liveness.rtt_s

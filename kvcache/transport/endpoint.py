@@ -10,7 +10,7 @@ import random
 import socket
 import ssl
 from collections import OrderedDict
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 
 from kvcache.control import KvAddress, LinkReport
@@ -128,6 +128,11 @@ class KvEndpoint:
     def pace(self, bytes_per_s: float) -> None:
         """Send at this rate at most, all peers together; 0 lifts the limit."""
         self._rates.set_rate(bytes_per_s)
+
+    def probe(self, node_id: str, nbytes: int, on_measured: Callable[[], None]) -> bool:
+        """Measure the way to a peer with about ``nbytes``, as ``Peer.probe``; False also where it is unknown."""
+        peer = self._peers.get(node_id)
+        return peer is not None and peer.probe(nbytes, on_measured)
 
     def links(self) -> tuple[LinkReport, ...]:
         """Figures of every peer."""

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvcache.control import LinkReport
+from kvcache.transport.delivery import DeliveryWatch
 
 _INFO_BYTES = 168
+_INFO_WITH_RESENT_BYTES = 216
 _APP_LIMITED = 1
 _BUSY_GAP_S = 0.05
 _SAMPLE_BYTES = 1 << 20
@@ -22,12 +24,15 @@ class TcpInfo:
     """From Linux's TCP_INFO. ``delivery_bytes_per_s`` is 0 where the sender, not the path, was the limit.
 
     ``rtt_s`` is smoothed and holds delayed acknowledgements too; ``shortest_rtt_s`` is the path's own, 0 while unknown.
+    ``acked_bytes`` and ``resent_bytes`` count since the connection began.
     """
 
     rtt_s: float
     shortest_rtt_s: float
     retransmits: int
     delivery_bytes_per_s: float
+    acked_bytes: int
+    resent_bytes: int
 
 
 def tcp_info(sock: socket.socket) -> TcpInfo | None:
@@ -35,17 +40,20 @@ def tcp_info(sock: socket.socket) -> TcpInfo | None:
     if sys.platform != "linux":
         return None
     try:
-        raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+        raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_WITH_RESENT_BYTES)
     except OSError:  # closed
         return None
     if len(raw) < _INFO_BYTES:
         return None
     (rtt_us,) = struct.unpack_from("=I", raw, 68)
     (retransmits,) = struct.unpack_from("=I", raw, 100)
+    (acked,) = struct.unpack_from("=Q", raw, 120)
     (shortest_us,) = struct.unpack_from("=I", raw, 148)
     (delivery,) = struct.unpack_from("=Q", raw, 160)
+    (resent,) = struct.unpack_from("=Q", raw, 208) if len(raw) >= _INFO_WITH_RESENT_BYTES else (0,)
     shortest_s = 0.0 if shortest_us == _NO_RTT_US else shortest_us / 1e6
-    return TcpInfo(rtt_us / 1e6, shortest_s, retransmits, 0.0 if raw[7] & _APP_LIMITED else float(delivery))
+    path_rate = 0.0 if raw[7] & _APP_LIMITED else float(delivery)
+    return TcpInfo(rtt_us / 1e6, shortest_s, retransmits, path_rate, acked, resent)
 
 
 class RateMeter:
@@ -102,6 +110,16 @@ class LinkFigures:
         return self._info.retransmits if self._info is not None else 0
 
     @property
+    def acked_bytes(self) -> int:
+        """Bytes that the other end's kernel has acknowledged; 0 where the kernel does not tell."""
+        return self._info.acked_bytes if self._info is not None else 0
+
+    @property
+    def resent_bytes(self) -> int:
+        """Bytes sent again since the connection began."""
+        return self._info.resent_bytes if self._info is not None else 0
+
+    @property
     def app_limited(self) -> bool:
         """Whether there was too little to send, at the last sample, to tell what the path can do."""
         return self._info is None or not self._info.delivery_bytes_per_s
@@ -116,11 +134,16 @@ class LinkFigures:
 class PeerFigures:
     """Figures of one peer over all its connections, present and past."""
 
-    def __init__(self, peer_node: str) -> None:
+    def __init__(self, peer_node: str, now: float) -> None:
         self.meter = RateMeter()
+        self.delivery = DeliveryWatch(now)
+        self.probe_bytes = 0
+        """What was sent to measure idle connections."""
         self._peer_node = peer_node
         self._received = 0
         self._sent = 0
+        self._acked = 0
+        self._resent = 0
         self._retransmits = 0
         self._lost = 0
 
@@ -128,6 +151,8 @@ class PeerFigures:
         """That connection is over: keep its counts."""
         self._received += figures.received_bytes
         self._sent += figures.sent_bytes
+        self._acked += figures.acked_bytes
+        self._resent += figures.resent_bytes
         self._retransmits += figures.retransmits
         self._lost += 1
 
@@ -135,10 +160,15 @@ class PeerFigures:
         """All that was given to the kernel."""
         return self._sent + sum(figures.sent_bytes for figures in present)
 
-    def report(self, present: Sequence[LinkFigures], pace: float) -> LinkReport:
+    def acked_bytes(self, present: Sequence[LinkFigures]) -> int:
+        """All that was acknowledged, as of the last samples."""
+        return self._acked + sum(figures.acked_bytes for figures in present)
+
+    def report(self, present: Sequence[LinkFigures], pace: float, now: float) -> LinkReport:
         """Counts since the peer began; the goodput is that of the direction which carried more."""
         for figures in present:
             figures.sample()
+        lately = self.delivery.told(now)
         received = self._received + sum(f.received_bytes for f in present)
         sent = self.sent_bytes(present)
         delivery = sum(f.delivery_bytes_per_s for f in present)
@@ -154,4 +184,16 @@ class PeerFigures:
             delivery_bytes_per_s=delivery,
             app_limited=all(f.app_limited for f in present),
             paced_bytes_per_s=pace,
+            least_rtt_s=least_rtt_s(present),
+            bytes_acked=self.acked_bytes(present),
+            bytes_resent=self._resent + sum(f.resent_bytes for f in present),
+            probe_bytes=self.probe_bytes,
+            at_least_bytes_per_s=lately.at_least,
+            at_most_bytes_per_s=lately.at_most,
+            stalled_s=lately.stalled_s,
         )
+
+
+def least_rtt_s(present: Sequence[LinkFigures]) -> float:
+    """The path's own round trip; 0 while unmeasured."""
+    return min((rtt for figures in present if (rtt := figures.shortest_rtt_s)), default=0.0)

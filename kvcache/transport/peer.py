@@ -16,7 +16,8 @@ from kvcache.session import PeerIdentity
 from kvcache.transfer import TransferViolation
 from kvcache.transport.connection import Broken, Connection
 from kvcache.transport.interface import FrameHandler, PeerLost, TransferFrame, TransportLimits
-from kvcache.transport.link import PeerFigures
+from kvcache.transport.link import PeerFigures, least_rtt_s
+from kvcache.transport.measure import PathMeasure
 from kvcache.transport.sendqueue import BATCH_BYTES, Outgoing, SendQueue
 from kvcache.wire import Abort, Data, Open, encode_frame
 
@@ -57,7 +58,8 @@ class Peer:
         self._paused = False
         self._cause: str | None = None
         self._grace: asyncio.TimerHandle | None = None
-        self._figures = PeerFigures(identity.node_id)
+        self._figures = PeerFigures(identity.node_id, self._loop.time())
+        self._measure = PathMeasure(self.queue, self._figures, version)
 
     @property
     def alive(self) -> bool:
@@ -72,18 +74,29 @@ class Peer:
     @property
     def way_s(self) -> float:
         """How long a frame is on its way, nothing else under way: half the shortest round trip; 0 while unmeasured."""
-        return min((rtt for c in self._connections if (rtt := c.figures.shortest_rtt_s)), default=0.0) / 2
+        return least_rtt_s([connection.figures for connection in self._connections]) / 2
+
+    @property
+    def pace(self) -> float:
+        """Bytes per second that the kernel sends at most over all connections; 0 without a limit."""
+        return sum(connection.pace for connection in self._connections)
 
     def report(self) -> LinkReport:
         """Figures of all connections since the peer began."""
-        pace = sum(connection.pace for connection in self._connections)
-        return self._figures.report([connection.figures for connection in self._connections], pace)
+        present = [connection.figures for connection in self._connections]
+        return self._figures.report(present, self.pace, self._loop.time())
 
     def look(self) -> None:
-        """Set ``busy``: whether it has sent, or had something to send, since this was last called."""
-        sent = self._figures.sent_bytes([connection.figures for connection in self._connections])
+        """Set ``busy``: whether it has sent, or had something to send, since this was last called; watch delivery."""
+        present = [connection.figures for connection in self._connections]
+        sent = self._figures.sent_bytes(present)
+        was_busy = self.busy
         self.busy = bool(self.queue) or sent - self._sent_before > IDLE_BYTES
         self._sent_before = sent
+        if self.busy or was_busy:
+            for figures in present:
+                figures.sample()
+        self._measure.look(self._connections, self.pace)
 
     def add(self, connection: Connection) -> None:
         """Take one more connection into use."""
@@ -95,6 +108,7 @@ class Peer:
         if self._paused:
             connection.pause()
         self._connections.append(connection)
+        self.on_blocked()
         self._flush()
 
     # ---- sending
@@ -138,6 +152,7 @@ class Peer:
             raise ValueError(f"payload of {sum(map(len, views))} bytes, the header says {data.wire_bytes}")
         if self._cause is not None:
             raise self._loss(self._cause)
+        self._measure.give_up()
         item = self.queue.push_data(data.transfer, encode_frame(data, self._version), views, left, only)
         if only is not None and not any(connection.alive for connection in only):
             self._withdraw(only[-1])
@@ -203,6 +218,26 @@ class Peer:
         for item in self.queue.withdraw():
             item.finish(lost)
 
+    # ---- measuring
+
+    def probe(self, nbytes: int, on_measured: Callable[[], None]) -> bool:
+        """Measure the idle path with about ``nbytes`` and call ``on_measured`` when the report holds what came of it.
+
+        False where it is not idle, or is being measured. Whatever is submitted meanwhile ends the probe.
+        """
+        if self.busy or not self._measure.probe(self._connections, nbytes, on_measured):
+            return False
+        self._flush()
+        return True
+
+    def on_probed(self, token: int, now: float) -> None:
+        """A ping of a probe was answered."""
+        self._measure.answered(token, now, self.pace)
+
+    def on_blocked(self) -> None:
+        """A connection has begun or ended to wait for the kernel."""
+        self._measure.waits(bool(self._connections) and all(c.blocked for c in self._connections))
+
     # ---- receiving
 
     def pause(self) -> None:
@@ -263,6 +298,8 @@ class Peer:
         """Put back what was not sent, and let the handler send again what may not have arrived."""
         self._figures.retire(connection.figures)
         self._connections.remove(connection)
+        self._measure.give_up()
+        self.on_blocked()
         self.queue.put_back(broken.unsent)
         self._withdraw(connection)
         if self._cause is not None:
@@ -304,6 +341,7 @@ class Peer:
         self._cause = cause
         if self._grace is not None:
             self._grace.cancel()
+        self._measure.give_up()
         for connection in self.connections:
             connection.end(cause)
         for item in self.queue.clear():

@@ -4,7 +4,7 @@ Control frames go first, then Data frames in the order that ``SendOrder`` says; 
 order of their coming, though over different connections they may overtake each other. Once part of a frame is sent over
 a connection the rest of it must follow there; if that connection is lost the frame goes back to the queue, whole.
 A frame that may go over some connections ``only``, because it must not overtake what went there before, is lost with
-the last of them.
+the last of them. What measures an idle path goes last of all, and not at all once there is anything else.
 """
 
 from __future__ import annotations
@@ -55,10 +55,20 @@ class SendQueue:
         """Bytes of the control frames that wait."""
         self._control: deque[Outgoing] = deque()
         self._waiting: dict[bytes, deque[Outgoing]] = {}
+        self._probe: deque[Outgoing] = deque()
         self._order = SendOrder()
 
     def __bool__(self) -> bool:
-        return bool(self._control or self._waiting)
+        return bool(self._control or self._waiting or self._probe)
+
+    def push_probe(self, frame: bytes, count: int) -> None:
+        """Queue a frame ``count`` times that goes when nothing else does; it is not sent again if it is lost."""
+        view = memoryview(frame)
+        self._probe.extend(Outgoing((view,), len(frame), dropped=True) for _ in range(count))
+
+    def drop_probe(self) -> None:
+        """Send no more of it."""
+        self._probe.clear()
 
     def push_control(self, frame: bytes) -> None:
         """Queue an encoded control frame."""
@@ -85,7 +95,9 @@ class SendQueue:
 
     def has_for(self, connection: Connection) -> bool:
         """Whether a frame waits that may go over this connection."""
-        return bool(self._control) or any(self._may_go(queue[0], connection) for queue in self._waiting.values())
+        if self._control or self._probe:
+            return True
+        return any(self._may_go(queue[0], connection) for queue in self._waiting.values())
 
     @staticmethod
     def _may_go(item: Outgoing, connection: Connection | None) -> bool:
@@ -99,7 +111,7 @@ class SendQueue:
             return item
         ready = [transfer for transfer, queue in self._waiting.items() if self._may_go(queue[0], connection)]
         if not ready:
-            return None
+            return self._probe.popleft() if self._probe else None
         transfer = self._order.first(ready)
         queue = self._waiting[transfer]
         item = queue.popleft()
@@ -149,6 +161,7 @@ class SendQueue:
         items = [item for queue in self._waiting.values() for item in queue]
         self._control.clear()
         self._waiting.clear()
+        self._probe.clear()
         self.control_bytes = 0
         return items
 

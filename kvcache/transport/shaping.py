@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import struct
 import sys
 from functools import cache
 
+logger = logging.getLogger(__name__)
+
 _SO_MAX_PACING_RATE = 47
+_MODELLING = b"bbr"
+_FORGETTING = b"reno"
 _UNLIMITED = (1 << 64) - 1
 _FRESH = 0.02
 _LEAST_UNSENT = 128 << 10
@@ -21,6 +26,22 @@ def tune(sock: socket.socket, socket_buffer: int, unsent_in_kernel: int) -> None
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         _fix_buffer(sock, option, socket_buffer)
     _limit_unsent(sock, unsent_in_kernel)
+
+
+def forget_path(sock: socket.socket) -> None:
+    """Let the kernel learn an idle connection's path anew, where its congestion control (BBR) remembers a rate.
+
+    After a slow time it would go on at that rate, and grow by a quarter in eight round trips that are full.
+    """
+    if sys.platform != "linux":
+        return
+    try:
+        name = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
+        if name == _MODELLING:
+            for each in (_FORGETTING, _MODELLING):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, each)
+    except OSError as error:  # closed, or not permitted
+        logger.debug("event=kv_path_not_forgotten cause=%s", error)
 
 
 class Shape:

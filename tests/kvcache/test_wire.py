@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from kvcache.framing import SCRATCH_BYTES, FrameParser
 from kvcache.wire import (
+    HEADER_BYTES,
     MAX_CONTROL_BODY,
     Abort,
     Ack,
@@ -65,7 +66,8 @@ GOLDEN: list[tuple[Frame, str]] = [
     ),
     (Ack(T, 300, True), "000000170108000093c410000102030405060708090a0b0c0d0e0fcd012cc3"),
     (Abort(T, "why", "x"), "000000190109000093c410000102030405060708090a0b0c0d0e0fa3776879a178"),
-    (Ping(7), "00000002010a00009107"),
+    (Ping(7), "00000004010a00009207c400"),
+    (Ping(1 << 48, b"\x00" * 3), "0000000f010a0000 92cf0001000000000000c403000000"),
     (Pong(7), "00000002010b00009107"),
 ]
 
@@ -236,7 +238,16 @@ def test_an_older_peers_shorter_frames_get_the_defaults() -> None:
     stream = raw_frame(Kind.ACK, msgspec.msgpack.encode([T, 3]))
     stream += raw_frame(Kind.OPEN, msgspec.msgpack.encode([b"t", ["raw"]]))
     stream += raw_frame(Kind.ABORT, msgspec.msgpack.encode([T, "why"]))
-    assert feed(established(), stream) == [Ack(T, 3), Open(b"t", ("raw",)), Abort(T, "why")]
+    stream += raw_frame(Kind.PING, msgspec.msgpack.encode([7]))
+    assert feed(established(), stream) == [Ack(T, 3), Open(b"t", ("raw",)), Abort(T, "why"), Ping(7)]
+
+
+def test_an_older_peer_passes_over_the_padding_of_a_ping() -> None:
+    class OlderPing(msgspec.Struct, array_like=True):
+        token: int
+
+    body = encode_frame(Ping(7, bytes(16 << 10)))[HEADER_BYTES:]
+    assert msgspec.msgpack.decode(body, type=OlderPing) == OlderPing(7)
 
 
 def test_versions_n_and_n_minus_1_are_read_and_no_others() -> None:
