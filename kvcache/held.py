@@ -1,0 +1,66 @@
+"""What events say is held, under our names of blocks, and the events of our own nodes, which use them already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from kvcache.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+
+
+class HeldSink(Protocol):
+    """What a source holds, under our names. ``hashes`` of ``stored`` follow on each other, and the first on ``parent``.
+
+    ``snapshot``: windows and states at the end of that block are held too, so that a prompt can be resumed there.
+    """
+
+    def stored(self, hashes: Sequence[bytes], parent: bytes | None) -> None:
+        """These blocks are held."""
+
+    def removed(self, hashes: Sequence[bytes]) -> None:
+        """These blocks are not held any more."""
+
+    def snapshot(self, hash: bytes) -> None:
+        """A prompt can be resumed at the end of this block."""
+
+    def removed_snapshot(self, hashes: Sequence[bytes]) -> None:
+        """A prompt can't be resumed there any more."""
+
+    def cleared(self) -> None:
+        """Nothing is held any more."""
+
+
+class OwnNames:
+    """Events of our own nodes, whose names are ours already. ``unreadable`` counts blocks of another size."""
+
+    def __init__(self, block_tokens: int, sink: HeldSink) -> None:
+        self._block_tokens = block_tokens
+        self._sink = sink
+        self.unreadable = 0
+        self.orphans = 0
+
+    def apply(self, events: Iterable[KvEvent]) -> None:
+        """Tell the sink what these events say. A block's parent may come later, or never: names need none."""
+        for event in events:
+            match event:
+                case BlockStored():
+                    self._stored(event)
+                case BlockRemoved():
+                    names = [name for name in event.block_hashes if isinstance(name, bytes)]
+                    if event.group_idx:
+                        self._sink.removed_snapshot(names)
+                    else:
+                        self._sink.removed(names)
+                case AllBlocksCleared():
+                    self._sink.cleared()
+
+    def _stored(self, event: BlockStored) -> None:
+        names = [name for name in event.block_hashes if isinstance(name, bytes)]
+        parent = event.parent_block_hash
+        if event.group_idx:
+            for name in names:
+                self._sink.snapshot(name)
+        elif event.block_size != self._block_tokens or len(names) < len(event.block_hashes) or isinstance(parent, int):
+            self.unreadable += len(event.block_hashes)
+        else:
+            self._sink.stored(names, parent)
