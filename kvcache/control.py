@@ -87,7 +87,8 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     """First message of a node. ``kv_address`` None says that this node only dials.
 
     ``codecs`` are the sets of codecs that it has for this model, as it measured them when it started, and
-    ``encoders`` is how many processors encode one transfer at once. A node that ``probes`` understands ProbeLink.
+    ``encoders`` is how many processors encode one transfer at once. A node that ``probes`` understands ProbeLink,
+    one with ``kv_events`` ReplayKvEvents.
     """
 
     node_id: str
@@ -102,6 +103,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     codecs: tuple[CodecWork, ...] = ()
     encoders: int = 1
     probes: bool = False
+    kv_events: bool = False
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
@@ -225,6 +227,16 @@ class Cancelled(msgspec.Struct, frozen=True, tag=True):
     prefilled_tokens: int = 0
 
 
+class KvEvents(msgspec.Struct, frozen=True, tag=True):
+    """What changed in this node's prefix cache: a batch as ``kvcache.kv_events`` writes it, and as ZMQ publishes it.
+
+    ``seq`` goes up by one with each, and starts at 0 with each incarnation. None is sent before ReplayKvEvents asks.
+    """
+
+    seq: int
+    payload: bytes
+
+
 # ---- gateway -> node
 
 
@@ -306,12 +318,23 @@ class ProbeLink(msgspec.Struct, frozen=True, tag=True):
     nbytes: int
 
 
+class ReplayKvEvents(msgspec.Struct, frozen=True, tag=True):
+    """Send KvEvents from this number on, and go on with new ones.
+
+    A node that has them no longer begins anew: a batch that clears everything, then all that it holds.
+    """
+
+    start_seq: int
+
+
 class Drain(msgspec.Struct, frozen=True, tag=True):
     """Take no new jobs; finish those at hand."""
 
 
-FromNode = Join | Heartbeat | PrefillStarted | PrefillDone | TransferDone | Delta | Finished | Failed | Cancelled
-ToNode = Welcome | Refused | Beat | PrefillJob | GenerateJob | Cancel | Drain | RateLease | ProbeLink
+FromNode = (
+    Join | Heartbeat | PrefillStarted | PrefillDone | TransferDone | Delta | Finished | Failed | Cancelled | KvEvents
+)
+ToNode = Welcome | Refused | Beat | PrefillJob | GenerateJob | Cancel | Drain | RateLease | ProbeLink | ReplayKvEvents
 
 _encoder = msgspec.msgpack.Encoder()
 _from_node: msgspec.msgpack.Decoder[FromNode] = msgspec.msgpack.Decoder(FromNode)

@@ -16,9 +16,11 @@ from kvcache.control import (
     Heartbeat,
     Join,
     KvAddress,
+    KvEvents,
     LinkReport,
     ModelInfo,
     PrefillJob,
+    ReplayKvEvents,
     ToNode,
     Welcome,
     decode_from_node,
@@ -42,8 +44,15 @@ FROM_NODE: list[FromNode] = [
         encoders=2,
     ),
     Heartbeat(True, 1, 2, 3, 4, 5, 0.5, 0.25, 6, "", (LinkReport("p", 0.03, 1e9, 1, 2, 3),), (CodecWork("int8"),)),
+    KvEvents(7, b"batch"),
 ]
-TO_NODE: list[ToNode] = [Welcome(bytes(32), 1.0, 3.5), Beat(), Cancel("j"), PrefillJob(b"t", (1, 2, 3), "raw")]
+TO_NODE: list[ToNode] = [
+    Welcome(bytes(32), 1.0, 3.5),
+    Beat(),
+    Cancel("j"),
+    PrefillJob(b"t", (1, 2, 3), "raw"),
+    ReplayKvEvents(7),
+]
 
 
 @pytest.mark.parametrize("message", FROM_NODE, ids=lambda message: type(message).__name__)
