@@ -32,6 +32,10 @@ _Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARS)]
 _Hashes = Annotated[tuple[_Hash, ...], msgspec.Meta(max_length=MAX_BLOCKS)]
 
 
+NO_EXTRAS = msgspec.Raw()
+"""This very object is left out when it is written."""
+
+
 class KvEventError(ValueError):
     """A payload that is no batch of events; the text says where."""
 
@@ -51,7 +55,7 @@ class BlockStored(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
     lora_id: int | _Name | None
     medium: _Name | None
     lora_name: _Name | None
-    extra_keys: msgspec.Raw = msgspec.Raw()
+    extra_keys: msgspec.Raw = NO_EXTRAS
     group_idx: int | None = None
     kv_cache_spec_kind: _Name | None = None
     kv_cache_spec_sliding_window: int | None = None

@@ -48,6 +48,14 @@ class KvPort:
 
 
 @dataclass(frozen=True, slots=True)
+class EventEndpoints:
+    """Where events of the prefix cache are published over ZMQ, and where missed ones can be asked for."""
+
+    publish: str
+    replay: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class NodeConfig:
     """One node. ``kv_port`` None opens no port: this node only dials, and keeps ``kv_connections`` to each peer."""
 
@@ -68,6 +76,7 @@ class NodeConfig:
     chunk_tokens: int
     max_queue: int
     max_running: int
+    kv_events: EventEndpoints | None = None
 
 
 def is_loopback(host: str) -> bool:
@@ -143,6 +152,29 @@ def check_tls(files: TlsFiles, port: KvPort | None) -> TlsFiles:
             "or bind 127.0.0.1"
         )
     return files
+
+
+def event_endpoints(publish: str | None, replay: str | None, insecure_network: bool) -> EventEndpoints | None:
+    """The ZMQ endpoints to bind, or None for none. Raises ConfigError, also for what others than this machine reach."""
+    if publish is None:
+        if replay is not None or insecure_network:
+            raise ConfigError("--kv-events-endpoint: missing; nothing is published over ZMQ without it")
+        return None
+    for flag, endpoint in (("--kv-events-endpoint", publish), ("--kv-events-replay-endpoint", replay)):
+        if endpoint is None:
+            continue
+        if not endpoint.startswith("tcp://"):
+            raise ConfigError(f"{flag}: {endpoint!r} is not tcp://HOST:PORT")
+        host = parse_address(endpoint.removeprefix("tcp://"), flag).host
+        if not is_loopback(host) and not insecure_network:
+            raise ConfigError(
+                f"{flag}: {host} is not the loopback, and ZMQ has neither credentials nor encryption here: whoever "
+                "reaches the port reads the token ids of prompts; bind 127.0.0.1, or say "
+                "--kv-events-insecure-network where nobody else is on that network"
+            )
+    if publish == replay:
+        raise ConfigError("--kv-events-replay-endpoint: must differ from --kv-events-endpoint")
+    return EventEndpoints(publish, replay)
 
 
 def pool_pages(pool_bytes: int, page_bytes: int) -> int:

@@ -31,6 +31,7 @@ from kvcache.control import (
     ProbeLink,
     RateLease,
     Refused,
+    ReplayKvEvents,
     Welcome,
 )
 from node.backoff import Backoff
@@ -58,7 +59,9 @@ class ControlHandler(Protocol):
     def on_welcome(self, welcome: Welcome) -> None:
         """A session has begun."""
 
-    def on_order(self, order: PrefillJob | GenerateJob | Cancel | Drain | RateLease | ProbeLink) -> None:
+    def on_order(
+        self, order: PrefillJob | GenerateJob | Cancel | Drain | RateLease | ProbeLink | ReplayKvEvents
+    ) -> None:
         """The gateway wants something."""
 
     def on_disconnected(self, cause: str) -> None:
@@ -107,6 +110,11 @@ class ControlStream:
     def joined(self) -> bool:
         """Whether a session with the gateway is open."""
         return self._joined
+
+    @property
+    def backlog_bytes(self) -> int:
+        """What was sent in this session and is not yet written."""
+        return self._backlog_bytes
 
     def send(self, message: control.FromNode) -> None:
         """Queue a message of this session; without a session it is dropped, as its job is over anyway."""
@@ -202,7 +210,7 @@ class ControlStream:
 
     async def _read(
         self, stream: aiohttp.ClientWebSocketResponse
-    ) -> Welcome | Beat | PrefillJob | GenerateJob | Cancel | Drain | RateLease | ProbeLink:
+    ) -> Welcome | Beat | PrefillJob | GenerateJob | Cancel | Drain | RateLease | ProbeLink | ReplayKvEvents:
         """The next message. Raises NodeRefused, and StreamLost for a silent, closed or broken stream."""
         try:
             message = await stream.receive(timeout=self._limits.silent_s)

@@ -100,6 +100,7 @@ def test_extra_keys_are_texts_and_what_is_none_shows() -> None:
     event = decode_batch(pack([1.0, [stored(extra_keys=[["salt"], None, ["law", 7, ["image", 0]]])]])).events[0]
     assert isinstance(event, BlockStored)
     assert event.extras() == [["salt"], [], ["law", None, None]]
+    assert b"extra_keys" not in encode_batch(EventBatch(1.0, (STORED,)))
     assert STORED.extras() == []
 
 
