@@ -27,6 +27,7 @@ from engines.protocol import (
     Loading,
     PrefillCommand,
     Pulse,
+    StoreCommand,
 )
 from engines.spec import REFUSAL, EngineSpec
 from engines.stream import TERMINAL, ProcessStream
@@ -133,6 +134,11 @@ class EngineProcess:
             else:
                 self._streams[job] = stream
         return stream
+
+    def store(self, command: StoreCommand) -> None:
+        """Answer an offer of a job. Nothing happens where the job is over."""
+        if command.job in self._streams and not self._lost.done():
+            self._send(command)
 
     async def cancel(self, job: str) -> None:
         """Ask the job to end within one chunk; its stream then ends with JobCancelled. Unknown jobs are ignored."""

@@ -14,8 +14,24 @@ import msgspec
 from kvcache.control import Sampling, TokenLogprob
 
 
+class Checkpoint(msgspec.Struct, frozen=True):
+    """A stretch of a prompt that is worth keeping: blocks [start, stop), and windows and states at ``stop``.
+
+    Both are multiples of the block size and may be equal. Without ``snapshot`` it is the blocks alone.
+    """
+
+    start: int
+    stop: int
+    snapshot: bool = True
+
+
 class PrefillCommand(msgspec.Struct, frozen=True, tag=True):
-    """Compute tokens [0, stop) on the absolute chunk grid and export [start, stop) into ``pages``."""
+    """Compute tokens [``cached``, stop) on the absolute chunk grid and export [start, stop) into ``pages``.
+
+    ``cached`` is a multiple of the block size below ``stop``; what lies below it is read from ``cached_pages``, a table
+    of [0, cached). Of ``pages`` nothing below ``cached`` is written: it holds the right bytes already. Each of
+    ``checkpoints`` is offered once it is computed.
+    """
 
     job: str
     token_ids: tuple[int, ...]
@@ -23,12 +39,17 @@ class PrefillCommand(msgspec.Struct, frozen=True, tag=True):
     stop: int
     pages: tuple[int, ...]
     priority: int = 0
+    cached: int = 0
+    cached_pages: tuple[int, ...] = ()
+    checkpoints: tuple[Checkpoint, ...] = ()
 
 
 class GenerateCommand(msgspec.Struct, frozen=True, tag=True):
-    """Speak after ``token_ids``. ``loaded`` tokens of KV lie in ``pages`` (0: none, prefill in place).
+    """Speak after ``token_ids``. ``loaded`` tokens of KV lie in ``pages``; the rest is prefilled in place.
 
-    ``loaded`` is 0 or len(token_ids) - 1: the engine always runs the last prompt token itself, as a step of one token.
+    ``loaded`` is len(token_ids) - 1 or a multiple of the block size below it: the engine always runs the last prompt
+    token itself, as a step of one token. ``checkpoints`` are offered as they are computed in place, and once the answer
+    has ended its full blocks from ``keep_from`` on (None: none of them).
     """
 
     job: str
@@ -36,6 +57,16 @@ class GenerateCommand(msgspec.Struct, frozen=True, tag=True):
     loaded: int
     pages: tuple[int, ...]
     sampling: Sampling
+    checkpoints: tuple[Checkpoint, ...] = ()
+    keep_from: int | None = None
+
+
+class StoreCommand(msgspec.Struct, frozen=True, tag=True):
+    """Answers an Offered: write it into ``pages``, a table of [start, stop), or forget it where there are none."""
+
+    job: str
+    stop: int
+    pages: tuple[int, ...]
 
 
 class CancelCommand(msgspec.Struct, frozen=True, tag=True):
@@ -64,6 +95,33 @@ class Loading(msgspec.Struct, frozen=True, tag=True):
     fraction: float
 
 
+class Offered(msgspec.Struct, frozen=True, tag=True):
+    """Blocks [start, stop), and with ``snapshot`` the windows and states at ``stop``, can be had for the asking.
+
+    The engine goes on meanwhile; only the job's terminal event waits for the StoreCommand.
+    """
+
+    job: str
+    start: int
+    stop: int
+    snapshot: bool
+
+
+class Stored(msgspec.Struct, frozen=True, tag=True):
+    """A StoreCommand was followed: the offer lies in its pages, or (``written`` False) nothing was written."""
+
+    job: str
+    stop: int
+    written: bool
+
+
+class Spoken(msgspec.Struct, frozen=True, tag=True):
+    """The answer has ended as GenerationFinished will say, which comes when all that was offered is stored."""
+
+    job: str
+    reason: str
+
+
 class Exported(msgspec.Struct, frozen=True, tag=True):
     """All pieces of the job's plan below ``next_seq`` lie in the pool and will not be touched again."""
 
@@ -72,14 +130,14 @@ class Exported(msgspec.Struct, frozen=True, tag=True):
 
 
 class PrefillFinished(msgspec.Struct, frozen=True, tag=True):
-    """Terminal: the last piece was exported. ``compute_s`` is from the first chunk's start to the last one's end."""
+    """Terminal: all is exported, and stored. ``compute_s`` is from the first chunk's start to the last one's end."""
 
     job: str
     compute_s: float
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """The generation has copied its KV out of the pool; its pages may be freed."""
+    """The generation has copied its KV out of the pool and reads these pages no more."""
 
     job: str
 
@@ -121,8 +179,19 @@ class Pulse(msgspec.Struct, frozen=True, tag=True):
     prefill_queue: int
 
 
-Command = PrefillCommand | GenerateCommand | CancelCommand
-JobEvent = Exported | PrefillFinished | Loaded | Token | GenerationFinished | JobCancelled | JobFailed
+Command = PrefillCommand | GenerateCommand | StoreCommand | CancelCommand
+JobEvent = (
+    Exported
+    | PrefillFinished
+    | Loaded
+    | Token
+    | Spoken
+    | GenerationFinished
+    | Offered
+    | Stored
+    | JobCancelled
+    | JobFailed
+)
 EngineEvent = EngineInfo | Loading | Pulse | JobEvent
 
 
@@ -155,6 +224,9 @@ class Engine(Protocol):
 
         Raises ValueError where a job of that name is still running.
         """
+
+    def store(self, command: StoreCommand) -> None:
+        """Answer an offer of a job. Nothing happens where the job is over."""
 
     async def cancel(self, job: str) -> None:
         """Ask the job to end within one chunk; its stream then ends with JobCancelled. Unknown jobs are ignored."""

@@ -15,10 +15,11 @@ from collections.abc import Callable
 import torch
 from transformers.cache_utils import Cache
 
-from engines.embedded.cache import empty_cache
 from engines.embedded.jobs import Limits, Prefill, Row, Unfit, Waiting
 from engines.embedded.model import LanguageModel
-from engines.embedded.pages import Export, PageMemory, load
+from engines.embedded.offers import Offer, OfferDesk, copy_states, copy_windows
+from engines.embedded.pages import Export, PageMemory
+from engines.embedded.prefilling import PrefillWork
 from engines.embedded.ragged import join
 from engines.embedded.sampling import Sampler
 from engines.protocol import (
@@ -34,6 +35,8 @@ from engines.protocol import (
     PrefillCommand,
     PrefillFinished,
     Pulse,
+    Spoken,
+    StoreCommand,
     Token,
 )
 from engines.spec import EngineSpec
@@ -67,6 +70,8 @@ class EngineLoop:
         self._waiting: deque[Waiting] = deque()
         self._rows: list[Row] = []
         self._batch: Cache | None = None
+        self._desk = OfferDesk(limits.geometry(memory), memory, send)
+        self._work = PrefillWork(model, spec, memory, self._desk)
 
     @property
     def pulse(self) -> Pulse:
@@ -97,6 +102,8 @@ class EngineLoop:
         try:
             if isinstance(command, CancelCommand):
                 self._cancel(command.job)
+            elif isinstance(command, StoreCommand):
+                self._desk.store(command)
             elif len(self._prefills) + len(self._waiting) + len(self._rows) >= self._spec.max_jobs:
                 raise Unfit("queue_full", f"the engine holds {self._spec.max_jobs} jobs")
             elif isinstance(command, PrefillCommand):
@@ -107,11 +114,20 @@ class EngineLoop:
             self._send(JobFailed(command.job, unfit.cause, str(unfit)))
 
     def _queue_prefill(self, command: PrefillCommand) -> None:
-        table = self._limits.check_prefill(command, self._memory)
+        table, cached = self._limits.check_prefill(command, self._memory)
         plan = plan_transfer(self._model.layout, command.start, command.stop, self._spec.chunk_tokens)
-        export = Export(plan, table, self._memory, lambda n: self._send(Exported(command.job, n)))
-        ids = torch.tensor(command.token_ids[: command.stop])
-        self._prefills.append(Prefill(command.job, ids, command.stop, self._rank(command.priority), export=export))
+        export = Export(plan, table, self._memory, lambda n: self._send(Exported(command.job, n)), command.cached)
+        prefill = Prefill(
+            command.job,
+            torch.tensor(command.token_ids[: command.stop]),
+            command.stop,
+            self._rank(command.priority),
+            export=export,
+            cached=cached,
+            checkpoints=command.checkpoints,
+            done=command.cached,
+        )
+        self._prefills.append(prefill)
 
     def _rank(self, priority: int) -> tuple[int, int]:
         self._arrivals += 1
@@ -124,13 +140,14 @@ class EngineLoop:
             self._send(JobCancelled(job, done))
 
     def _forget(self, job: str) -> bool:
+        ending = self._desk.forget(job)
         held = len(self._prefills) + len(self._waiting) + len(self._rows)
         self._prefills = [prefill for prefill in self._prefills if prefill.job != job]
         self._waiting = deque(waiting for waiting in self._waiting if waiting.command.job != job)
         if any(row.job == job for row in self._rows):
             self._rows = [row for row in self._rows if row.job != job]
             self._batch = None
-        return len(self._prefills) + len(self._waiting) + len(self._rows) < held
+        return ending or len(self._prefills) + len(self._waiting) + len(self._rows) < held
 
     # ---- generations enter
 
@@ -140,27 +157,42 @@ class EngineLoop:
             waiting = self._waiting.popleft()
             command = waiting.command
             prefix = len(command.token_ids) - 1
-            if waiting.table is None and prefix:
-                ids = torch.tensor(command.token_ids[:prefix])
-                self._prefills.append(Prefill(command.job, ids, prefix, self._rank(0), then=command))
-                in_place += 1
-                continue
             try:
-                cache = empty_cache(self._model.layout, prefix + command.sampling.max_tokens)
-                if waiting.table is not None:
-                    load(cache, waiting.table, self._memory)
+                cache = self._work.cache(prefix + command.sampling.max_tokens, waiting.table)
             except Exception as error:
                 logger.exception("load failed job=%s", command.job)
                 self._send(JobFailed(command.job, "engine_error", f"{type(error).__name__} in load"))
                 continue
             if waiting.table is not None:
                 self._send(Loaded(command.job))
-            self._speak(command, cache)
+            if command.loaded == prefix:
+                self._speak(command, cache)
+                continue
+            prefill = Prefill(
+                command.job,
+                torch.tensor(command.token_ids[:prefix]),
+                prefix,
+                self._rank(0),
+                then=command,
+                checkpoints=command.checkpoints,
+                cache=cache,
+                done=command.loaded,
+            )
+            self._prefills.append(prefill)
+            in_place += 1
 
     def _speak(self, command: GenerateCommand, cache: Cache) -> None:
         sampler = Sampler(command.sampling, self._end_tokens)
         last = len(command.token_ids) - 1
-        row = Row(command.job, cache, sampler, command.token_ids[last], last, command.sampling.max_tokens)
+        row = Row(
+            command.job,
+            cache,
+            sampler,
+            command.token_ids[last],
+            last,
+            command.sampling.max_tokens,
+            command.keep_from,
+        )
         self._rows.append(row)
         self._batch = None
 
@@ -168,7 +200,7 @@ class EngineLoop:
 
     def _prefill_chunk(self, prefill: Prefill) -> None:
         try:
-            self._run_chunk(prefill)
+            self._work.run_chunk(prefill)
         except Exception as error:
             logger.exception("prefill failed job=%s", prefill.job)
             self._forget(prefill.job)
@@ -181,23 +213,7 @@ class EngineLoop:
             assert prefill.cache is not None
             self._speak(prefill.then, prefill.cache)
         else:
-            self._send(PrefillFinished(prefill.job, time.monotonic() - prefill.started))
-
-    def _run_chunk(self, prefill: Prefill) -> None:
-        if prefill.cache is None:
-            speaks = prefill.then.sampling.max_tokens if prefill.then else 0
-            prefill.cache = empty_cache(self._model.layout, prefill.stop + speaks)
-            prefill.started = time.monotonic()
-        begin, grid, cache, export = prefill.done, self._spec.chunk_tokens, prefill.cache, prefill.export
-        end = min(prefill.stop, (begin // grid + 1) * grid)
-        if export is not None:
-            self._model.after_layer = lambda index: export.after_layer(cache, index, end)
-        try:
-            self._model.hidden(prefill.ids[None, begin:end], torch.arange(begin, end)[None], cache)
-        finally:
-            self._model.after_layer = None
-        prefill.done = end
-        assert end < prefill.stop or export is None or export.complete, "pieces were left behind"
+            self._desk.end(PrefillFinished(prefill.job, time.monotonic() - prefill.started))
 
     def _decode_step(self) -> None:
         rows = self._rows
@@ -211,6 +227,7 @@ class EngineLoop:
             logger.exception("decode step failed rows=%d", len(rows))
             self._rows, self._batch = [], None
             for row in rows:
+                self._desk.forget(row.job)
                 self._send(JobFailed(row.job, "engine_error", f"{type(error).__name__} in decode"))
             return
         going = [row for i, row in enumerate(rows) if self._goes_on(row, logits[i])]
@@ -223,16 +240,38 @@ class EngineLoop:
             return self._advance(row, logits)
         except (RuntimeError, ValueError) as error:
             logger.exception("sampling failed job=%s", row.job)
+            self._desk.forget(row.job)
             self._send(JobFailed(row.job, "engine_error", f"{type(error).__name__} in sampling"))
             return False
 
     def _advance(self, row: Row, logits: torch.Tensor) -> bool:
+        self._copy_states(row)
+        read = row.position + 1
         token = row.sampler.choose(logits)
         if row.sampler.ends(token):
-            self._send(GenerationFinished(row.job, "stop"))
+            self._end(row, "stop", read)
             return False
         self._send(Token(row.job, token, row.sampler.logprobs(logits, token)))
-        row.token, row.position, row.left = token, row.position + 1, row.left - 1
+        row.token, row.position, row.left = token, read, row.left - 1
         if row.left == 0:
-            self._send(GenerationFinished(row.job, "length"))
+            self._end(row, "length", read)
         return row.left > 0
+
+    def _copy_states(self, row: Row) -> None:
+        """States pass a block boundary once: copy them there, if they may be offered at the end."""
+        if self._work.has_states and row.keep_from is not None and (row.position + 1) % self._spec.block_tokens == 0:
+            row.states = copy_states(self._model.layout, row.cache)
+
+    def _end(self, row: Row, reason: str, read: int) -> None:
+        """Say that the answer has ended, and offer the full blocks of the ``read`` tokens that were run."""
+        stop = read - read % self._spec.block_tokens
+        offers = row.keep_from is not None and stop > row.keep_from
+        if offers or self._desk.waits(row.job):
+            self._send(Spoken(row.job, reason))
+        if offers:
+            assert row.keep_from is not None
+            self._desk.offer(
+                row.job,
+                Offer(row.keep_from, stop, row.cache, row.states | copy_windows(self._model.layout, row.cache, stop)),
+            )
+        self._desk.end(GenerationFinished(row.job, reason))

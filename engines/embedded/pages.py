@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -52,21 +53,32 @@ class Export:
     """One prefill's way into the pool: called after each layer of each chunk, it writes what became final."""
 
     def __init__(
-        self, plan: TransferPlan, table: PageTable, memory: PageMemory, exported: Callable[[int], None]
+        self, plan: TransferPlan, table: PageTable, memory: PageMemory, exported: Callable[[int], None], held: int = 0
     ) -> None:
-        """``exported`` is told the cumulative number of pieces after every layer that released some."""
+        """``exported`` is told the cumulative number of pieces after every layer that released some.
+
+        Blocks below token ``held``, less than the plan's stop, lie in the pool already and are not written.
+        """
+        self._held = held
         self._plan = plan
         self._table = table
         self._memory = memory
         self._exported = exported
         self._next = 0
 
+    def begin(self) -> None:
+        """Say which pieces lie in the pool already: those of the chunks below ``held``."""
+        while self._held_already(self._plan.pieces[self._next]):
+            self._next += 1
+        if self._next:
+            self._exported(self._next)
+
     def after_layer(self, cache: Cache, index: int, chunk_stop: int) -> None:
         """Write the pieces that model layer ``index`` released in the chunk that ended at ``chunk_stop``."""
         begin = self._next
         pieces = self._plan.pieces
         while self._next < len(pieces) and self._released(pieces[self._next], index, chunk_stop):
-            piece = pieces[self._next]
+            piece = self._fresh(pieces[self._next])
             self._memory.write(self._table.extents(piece), _source(self._plan, cache, piece))
             self._next += 1
         if self._next > begin:
@@ -76,6 +88,18 @@ class Export:
     def complete(self) -> bool:
         """Every piece lies in the pool."""
         return self._next == len(self._plan.pieces)
+
+    def _held_already(self, piece: Piece) -> bool:
+        return self._is_full(piece) and piece.stop <= self._held
+
+    def _fresh(self, piece: Piece) -> Piece:
+        """What of a piece is to be written."""
+        if self._is_full(piece) and piece.start < self._held:
+            return replace(piece, start=self._held)
+        return piece
+
+    def _is_full(self, piece: Piece) -> bool:
+        return self._plan.layout.groups[piece.group].kind is GroupKind.FULL
 
     def _released(self, piece: Piece, index: int, chunk_stop: int) -> bool:
         group = self._plan.layout.groups[piece.group]
