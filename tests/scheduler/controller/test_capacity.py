@@ -27,7 +27,10 @@ def observed(seed: int, count: int = 600) -> ObservedLengths:
 @pytest.mark.parametrize("egress", [float("inf"), 3e8])
 @pytest.mark.parametrize("counts", [(8, 0), (3, 2)])
 def test_every_split_has_the_capacity_that_the_search_finds(egress: float, counts: tuple[int, int]) -> None:
-    clusters = (PrefillCluster("east", (PrefillNodes(4, H200),), egress), PrefillCluster("west", (PrefillNodes(1, H20),)))
+    clusters = (
+        PrefillCluster("east", (PrefillNodes(4, H200),), egress),
+        PrefillCluster("west", (PrefillNodes(1, H20),)),
+    )
     lengths = observed(1)
     fleet = Capacities(KINDS, counts, clusters, CASE_STUDY_KV, lengths)
     local = tuple(LocalNodes(n, kind.prefill, kind.decode) for n, kind in zip(counts, KINDS, strict=True))
