@@ -48,6 +48,15 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--chunk-tokens", type=click.IntRange(1, 1 << 20), default=256, show_default=True)
 @click.option("--max-queue", type=click.IntRange(1, 1 << 16), default=32, show_default=True, help="Jobs that may wait.")
 @click.option("--max-running", type=click.IntRange(1, 1 << 12), default=16, show_default=True)
+@click.option(
+    "--kv-events-endpoint", metavar="tcp://HOST:PORT", help="Publish events of the prefix cache over ZMQ, as vLLM does."
+)
+@click.option("--kv-events-replay-endpoint", metavar="tcp://HOST:PORT", help="Where missed ones can be asked for.")
+@click.option(
+    "--kv-events-insecure-network",
+    is_flag=True,
+    help="Let both be off the loopback: they ask for no credentials, and prompts' token ids can be read there.",
+)
 @click.option("--join-token-file", type=_FILE, help="One line: the token that the gateway expects.")
 @click.option("--gateway-ca", type=_FILE, help="Root of the gateway's certificate, if not a public one.")
 @click.option("--kv-tls-cert", type=_FILE)
@@ -71,6 +80,9 @@ def node(
     chunk_tokens: int,
     max_queue: int,
     max_running: int,
+    kv_events_endpoint: str | None,
+    kv_events_replay_endpoint: str | None,
+    kv_events_insecure_network: bool,
     join_token_file: Path | None,
     gateway_ca: Path | None,
     kv_tls_cert: Path | None,
@@ -100,6 +112,9 @@ def node(
             chunk_tokens=chunk_tokens,
             max_queue=max_queue,
             max_running=max_running,
+            kv_events=parsing.event_endpoints(
+                kv_events_endpoint, kv_events_replay_endpoint, kv_events_insecure_network
+            ),
         )
         asyncio.run(_run(settings))
     except ConfigError as error:

@@ -37,15 +37,21 @@ from kvcache.control import (
     PrefillJob,
     ProbeLink,
     RateLease,
+    ReplayKvEvents,
     Welcome,
 )
 from kvcache.hostpool import HostPool
+from kvcache.layout import GroupKind
+from kvcache.prefix_cache import PrefixCache
 from kvcache.room import PageRoom
 from kvcache.ticket import claimed_transfer
 from kvcache.transport import KvEndpoint, LocalIdentity, TransportLimits
 from node.codec_start import measure
 from node.config import ConfigError, KvPort, NodeConfig, pool_pages
 from node.control import ControlStream
+from node.event_feed import EventFeed
+from node.event_log import EventLog
+from node.event_socket import EventSocket
 from node.identity import Identity
 from node.keeper import EngineKeeper
 from node.model import NodeModel
@@ -81,7 +87,13 @@ class Node:
         self._codecs = candidates(model.layout, model.transforms)
         self._meter = CodecMeter(each.name for each in self._codecs)
         self._pool = HostPool.create(self._geometry.page_bytes, pages)
-        self._room = PageRoom(PagePool(pages), config.max_queue + config.max_running)
+        kinds = {group.kind for group in model.layout.groups}
+        self._events = EventLog(BLOCK_TOKENS, "mamba" if GroupKind.STATE in kinds else "sliding_window")
+        page_pool = PagePool(pages)
+        cache = PrefixCache(page_pool, BLOCK_TOKENS, snapshots=kinds != {GroupKind.FULL}, listener=self._events)
+        self._room = PageRoom(page_pool, config.max_queue + config.max_running, cache)
+        self._feed = EventFeed(self._events, lambda: cache, lambda: self._control)
+        self._event_socket: EventSocket | None = None
         self._keeper = EngineKeeper(lambda: start_engine(self._pool), self._beat)
         self._serving = PrefillService(self._service_context())
         self._asking = DecodeClient(self._client_context())
@@ -121,6 +133,9 @@ class Node:
         if port is not None:
             bound = await self._listen(port)
             self._kv_address = port.advertise or KvAddress(port.host, bound)
+        if self._config.kv_events is not None:
+            topic = f"kv@{self._config.node_id}@{self._config.model_name}"
+            self._event_socket = EventSocket(self._config.kv_events, topic, self._events)
 
     async def _listen(self, port: KvPort) -> int:
         try:
@@ -131,7 +146,10 @@ class Node:
 
     async def run(self, stop: asyncio.Event, drain_s: float = 2.0) -> None:
         """Serve the gateway until ``stop``, then finish what can be finished in ``drain_s``. Raises NodeRefused."""
-        tasks = [asyncio.create_task(work) for work in (self._control.run(), self._keeper.run(), self._wait(stop))]
+        works = [self._control.run(), self._keeper.run(), self._feed.run(), self._wait(stop)]
+        if self._event_socket is not None:
+            works.append(self._event_socket.run())
+        tasks = [asyncio.create_task(work) for work in works]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             done.pop().result()
@@ -151,6 +169,8 @@ class Node:
         await self._asking.close()
         await self._endpoint.close()
         await self._keeper.close()
+        if self._event_socket is not None:
+            self._event_socket.close()
         self._executor.shutdown()
         self._pool.close()
 
@@ -179,6 +199,7 @@ class Node:
             self._codec_start,
             _encoders(self._config.threads),
             probes=True,
+            kv_events=True,
         )
 
     def heartbeat(self) -> Heartbeat:
@@ -206,7 +227,9 @@ class Node:
         self._welcomed.set()
         log.info("joined gateway cluster=%s incarnation=%s", self._config.cluster, self._identity.incarnation)
 
-    def on_order(self, order: PrefillJob | GenerateJob | Cancel | Drain | RateLease | ProbeLink) -> None:
+    def on_order(
+        self, order: PrefillJob | GenerateJob | Cancel | Drain | RateLease | ProbeLink | ReplayKvEvents
+    ) -> None:
         """Do what the gateway says."""
         match order:
             case Cancel(job=job):
@@ -217,6 +240,8 @@ class Node:
                 self._beat()
             case RateLease(egress_bytes_per_s=rate):
                 self._endpoint.pace(rate)
+            case ReplayKvEvents(start_seq=start_seq):
+                self._feed.replay(start_seq)
             case ProbeLink(peer_node=peer, nbytes=nbytes):
                 self._endpoint.probe(peer, nbytes, self._beat)
             case PrefillJob() if not self._draining:
@@ -230,6 +255,7 @@ class Node:
 
     def on_disconnected(self, cause: str) -> None:
         """Without its gateway no job has anybody to answer to."""
+        self._feed.stop()
         self._serving.end_all("gateway_lost", cause)
         self._asking.end_all("gateway_lost", cause)
 
