@@ -88,7 +88,8 @@ class Join(msgspec.Struct, frozen=True, tag=True):
 
     ``codecs`` are the sets of codecs that it has for this model, as it measured them when it started, and
     ``encoders`` is how many processors encode one transfer at once. A node that ``probes`` understands ProbeLink,
-    one with ``kv_events`` ReplayKvEvents.
+    one with ``kv_events`` ReplayKvEvents, one that ``converts`` ChangeRole; ``role_epoch`` is that of the last one that
+    it obeyed. ``max_running`` is how many answers it speaks at once, 0 for one that does not say.
     """
 
     node_id: str
@@ -104,6 +105,9 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     encoders: int = 1
     probes: bool = False
     kv_events: bool = False
+    converts: bool = False
+    role_epoch: int = 0
+    max_running: int = 0
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
@@ -227,6 +231,19 @@ class Cancelled(msgspec.Struct, frozen=True, tag=True):
     prefilled_tokens: int = 0
 
 
+class RoleChanged(msgspec.Struct, frozen=True, tag=True):
+    """The answer to a ChangeRole: ``role`` is what this node plays now, ``changed`` whether it obeyed.
+
+    ``cause`` of a refusal: stale_epoch, incarnation or busy.
+    """
+
+    epoch: int
+    role: Role
+    changed: bool
+    cause: str = ""
+    detail: str = ""
+
+
 class KvEvents(msgspec.Struct, frozen=True, tag=True):
     """What changed in this node's prefix cache: a batch as ``kvcache.kv_events`` writes it, and as ZMQ publishes it.
 
@@ -327,14 +344,39 @@ class ReplayKvEvents(msgspec.Struct, frozen=True, tag=True):
     start_seq: int
 
 
+class ChangeRole(msgspec.Struct, frozen=True, tag=True):
+    """Take no new jobs, finish those at hand within ``settle_s``, then play ``role``.
+
+    ``epoch`` must be above that of every order before, and ``incarnation`` the node's own. Only for nodes whose Join
+    says that they know it.
+    """
+
+    role: Role
+    epoch: int
+    incarnation: str
+    settle_s: float
+
+
 class Drain(msgspec.Struct, frozen=True, tag=True):
     """Take no new jobs; finish those at hand."""
 
 
 FromNode = (
-    Join | Heartbeat | PrefillStarted | PrefillDone | TransferDone | Delta | Finished | Failed | Cancelled | KvEvents
+    Join
+    | Heartbeat
+    | PrefillStarted
+    | PrefillDone
+    | TransferDone
+    | Delta
+    | Finished
+    | Failed
+    | Cancelled
+    | KvEvents
+    | RoleChanged
 )
-ToNode = Welcome | Refused | Beat | PrefillJob | GenerateJob | Cancel | Drain | RateLease | ProbeLink | ReplayKvEvents
+Order = PrefillJob | GenerateJob | Cancel | Drain | RateLease | ProbeLink | ReplayKvEvents | ChangeRole
+"""What a gateway may ask of a node that has joined."""
+ToNode = Welcome | Refused | Beat | Order
 
 _encoder = msgspec.msgpack.Encoder()
 _from_node: msgspec.msgpack.Decoder[FromNode] = msgspec.msgpack.Decoder(FromNode)

@@ -21,17 +21,11 @@ import aiohttp
 from kvcache import control
 from kvcache.control import (
     Beat,
-    Cancel,
     ControlError,
-    Drain,
-    GenerateJob,
     Heartbeat,
     Join,
-    PrefillJob,
-    ProbeLink,
-    RateLease,
+    Order,
     Refused,
-    ReplayKvEvents,
     Welcome,
 )
 from node.backoff import Backoff
@@ -59,9 +53,7 @@ class ControlHandler(Protocol):
     def on_welcome(self, welcome: Welcome) -> None:
         """A session has begun."""
 
-    def on_order(
-        self, order: PrefillJob | GenerateJob | Cancel | Drain | RateLease | ProbeLink | ReplayKvEvents
-    ) -> None:
+    def on_order(self, order: Order) -> None:
         """The gateway wants something."""
 
     def on_disconnected(self, cause: str) -> None:
@@ -208,9 +200,7 @@ class ControlStream:
             if not isinstance(message, Beat):
                 self._handler.on_order(message)
 
-    async def _read(
-        self, stream: aiohttp.ClientWebSocketResponse
-    ) -> Welcome | Beat | PrefillJob | GenerateJob | Cancel | Drain | RateLease | ProbeLink | ReplayKvEvents:
+    async def _read(self, stream: aiohttp.ClientWebSocketResponse) -> Welcome | Beat | Order:
         """The next message. Raises NodeRefused, and StreamLost for a silent, closed or broken stream."""
         try:
             message = await stream.receive(timeout=self._limits.silent_s)

@@ -25,6 +25,7 @@ from kvcache.codecs.meter import CodecMeter
 from kvcache.control import (
     Cancel,
     Cancelled,
+    ChangeRole,
     CodecWork,
     Drain,
     Failed,
@@ -34,6 +35,7 @@ from kvcache.control import (
     Join,
     KvAddress,
     ModelInfo,
+    Order,
     PrefillJob,
     ProbeLink,
     RateLease,
@@ -56,6 +58,7 @@ from node.identity import Identity
 from node.keeper import EngineKeeper
 from node.model import NodeModel
 from node.rates import Rates
+from node.roles import NodeRole
 from node.router import FrameRouter
 from node.tls import dialling_context, gateway_context, listening_context
 from prefill_service.context import ServiceContext, ServiceLimits
@@ -97,9 +100,14 @@ class Node:
         self._keeper = EngineKeeper(lambda: start_engine(self._pool), self._beat)
         self._serving = PrefillService(self._service_context())
         self._asking = DecodeClient(self._client_context())
+        self._role = NodeRole(config.role, self._identity.incarnation, self._settled, self._report, self._beat)
         self._endpoint = KvEndpoint(
             LocalIdentity(
-                config.node_id, self._identity.incarnation, self._identity.key, self._fingerprint, lambda: config.role
+                config.node_id,
+                self._identity.incarnation,
+                self._identity.key,
+                self._fingerprint,
+                lambda: self._role.role,
             ),
             FrameRouter(self._serving, self._asking),
             dialling_context(config.kv_tls),
@@ -165,6 +173,7 @@ class Node:
 
     async def close(self) -> None:
         """End every job, connection, process and mapping, in this order. Idempotent."""
+        self._role.cancel()
         await self._serving.close()
         await self._asking.close()
         await self._endpoint.close()
@@ -190,7 +199,7 @@ class Node:
             self._identity.node_id,
             self._identity.incarnation,
             self._config.cluster,
-            self._config.role,
+            self._role.role,
             self._identity.public_key,
             self._kv_address,
             model,
@@ -200,6 +209,9 @@ class Node:
             _encoders(self._config.threads),
             probes=True,
             kv_events=True,
+            converts=True,
+            role_epoch=self._role.epoch,
+            max_running=self._config.max_running,
         )
 
     def heartbeat(self) -> Heartbeat:
@@ -227,9 +239,7 @@ class Node:
         self._welcomed.set()
         log.info("joined gateway cluster=%s incarnation=%s", self._config.cluster, self._identity.incarnation)
 
-    def on_order(
-        self, order: PrefillJob | GenerateJob | Cancel | Drain | RateLease | ProbeLink | ReplayKvEvents
-    ) -> None:
+    def on_order(self, order: Order) -> None:
         """Do what the gateway says."""
         match order:
             case Cancel(job=job):
@@ -238,24 +248,28 @@ class Node:
             case Drain():
                 self._draining = True
                 self._beat()
+            case ChangeRole():
+                self._role.order(order)
             case RateLease(egress_bytes_per_s=rate):
                 self._endpoint.pace(rate)
             case ReplayKvEvents(start_seq=start_seq):
                 self._feed.replay(start_seq)
             case ProbeLink(peer_node=peer, nbytes=nbytes):
                 self._endpoint.probe(peer, nbytes, self._beat)
-            case PrefillJob() if not self._draining:
+            case PrefillJob() if not self._leaving:
                 self._serving.accept(order)
-            case GenerateJob() if not self._draining:
+            case GenerateJob() if not self._leaving:
                 self._asking.accept(order)
             case PrefillJob(ticket=ticket):
-                self._report(Failed((claimed_transfer(ticket) or b"").hex(), "queue", "draining", "takes no new jobs"))
+                job = (claimed_transfer(ticket) or b"").hex()
+                self._report(Failed(job, "queue", self._leaving, "takes no new jobs"))
             case GenerateJob(generation=generation):
-                self._report(Failed(generation, "queue", "draining", "takes no new jobs"))
+                self._report(Failed(generation, "queue", self._leaving, "takes no new jobs"))
 
     def on_disconnected(self, cause: str) -> None:
         """Without its gateway no job has anybody to answer to."""
         self._feed.stop()
+        self._role.cancel()
         self._serving.end_all("gateway_lost", cause)
         self._asking.end_all("gateway_lost", cause)
 
@@ -263,13 +277,18 @@ class Node:
 
     @property
     def _accepting(self) -> bool:
-        return self._keeper.engine is not None and not self._draining
+        return self._keeper.engine is not None and not self._leaving
+
+    @property
+    def _leaving(self) -> str:
+        """Why no new job is taken: draining, converting; "" where jobs are."""
+        return "draining" if self._draining else "converting" if self._role.changing else ""
 
     @property
     def _detail(self) -> str:
         """What keeps this node itself from taking or beginning work; "" where nothing does."""
-        if self._draining:
-            return "draining"
+        if self._leaving:
+            return self._leaving
         waiting = self._room.waiting
         full = f"pool full: {waiting} {'transfer waits' if waiting == 1 else 'transfers wait'} for pages"
         return self._keeper.detail or (full if waiting else "")
@@ -289,11 +308,15 @@ class Node:
         self._beat()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(drain_s):
-                await self._serving.settled()
-                await self._asking.settled()
+                await self._settled()
         await self._serving.close()
         await self._asking.close()
         await self._control.flush(0.5)
+
+    async def _settled(self) -> None:
+        """Return when no job is at hand on either side."""
+        await self._serving.settled()
+        await self._asking.settled()
 
     def _service_context(self) -> ServiceContext:
         return ServiceContext(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from kvcache.control import (
     Beat,
     Cancel,
+    ChangeRole,
     CodecWork,
     ControlError,
     FromNode,
@@ -21,6 +22,7 @@ from kvcache.control import (
     ModelInfo,
     PrefillJob,
     ReplayKvEvents,
+    RoleChanged,
     ToNode,
     Welcome,
     decode_from_node,
@@ -45,6 +47,7 @@ FROM_NODE: list[FromNode] = [
     ),
     Heartbeat(True, 1, 2, 3, 4, 5, 0.5, 0.25, 6, "", (LinkReport("p", 0.03, 1e9, 1, 2, 3),), (CodecWork("int8"),)),
     KvEvents(7, b"batch"),
+    RoleChanged(4, Role.DECODE, False, "busy", "why"),
 ]
 TO_NODE: list[ToNode] = [
     Welcome(bytes(32), 1.0, 3.5),
@@ -52,6 +55,7 @@ TO_NODE: list[ToNode] = [
     Cancel("j"),
     PrefillJob(b"t", (1, 2, 3), "raw"),
     ReplayKvEvents(7),
+    ChangeRole(Role.PREFILL, 4, "i", 2.5),
 ]
 
 
