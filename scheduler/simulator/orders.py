@@ -37,3 +37,7 @@ class Ordering:
     def preempts(self) -> bool:
         """Whether a prompt that runs may be set aside."""
         return self.order is not Order.FCFS
+
+
+FIRST_COME = Ordering()
+"""What is kept to unless somebody says otherwise."""

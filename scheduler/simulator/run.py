@@ -1,0 +1,54 @@
+"""One run: a fleet, a policy and traffic in, records out. Deterministic; what is random was drawn into the traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scheduler.simulator.fleet import Fleet, Settings
+from scheduler.simulator.mishaps import Mishaps
+from scheduler.simulator.records import Records, Spans
+from scheduler.simulator.roles import RoleController, RoleKeeper
+from scheduler.simulator.traffic import Traffic
+from scheduler.simulator.world import Policy, World
+
+DRAIN_S = 600.0
+"""How long after the last arrival a request may still be finished; what is not by then never was."""
+EVENTS_A_REPORT = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What went in and what came of it. ``ended_at`` is when the last event fired."""
+
+    fleet: Fleet
+    settings: Settings
+    traffic: Traffic
+    records: Records
+    ended_at: float
+    events: int
+
+
+def simulate(
+    fleet: Fleet,
+    settings: Settings,
+    policy: Policy,
+    traffic: Traffic,
+    controller: RoleController | None = None,
+    spans: Spans | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Run:
+    """Run all of ``traffic``; ``progress`` hears now and then how many requests have come.
+
+    Raises ValueError where the settings name a node or cluster that the fleet does not have.
+    """
+    records = Records(len(traffic))
+    world = World(fleet, settings, policy, traffic, records, spans)
+    Mishaps(world)
+    if controller is not None or settings.conversions:
+        RoleKeeper(world, controller)
+    until = float(traffic.arrival_s[-1]) + DRAIN_S
+    while world.clock.run(until, EVENTS_A_REPORT) and world.unfinished:
+        if progress is not None:
+            progress(world.arrived)
+    return Run(fleet, settings, traffic, records, world.clock.now, world.clock.fired)
