@@ -26,7 +26,7 @@ from kvcache.control import (
 )
 from kvcache.quality import Quality
 from scheduler.decision import Option
-from scheduler.speeds import LinkSpeed
+from scheduler.links import LinkState
 
 MAX_UNREAD_DELTAS = 8192
 MAX_DETAIL_CHARS = 500
@@ -54,7 +54,7 @@ class PrefillLeg:
 
     node: NodeSession
     job: PrefillJob
-    link: LinkSpeed
+    link: LinkState
     start: int
     stop: int
     chunk_tokens: int
@@ -217,9 +217,9 @@ class Attempt:
     def _on_transferred(self, done: TransferDone, exactness: Quality) -> None:
         assert self.leg is not None
         self._transferred = True
-        self._transfer_ended()
         now = asyncio.get_running_loop().time()
         self.leg.link.observe(done.wire_bytes, done.transfer_s, done.exposed_s, now, self.option.codec_s)
+        self._transfer_ended()
         self.codec = done.codec
         self._figures.update(
             codec=done.codec,

@@ -38,7 +38,9 @@ def _cluster(registry: Registry, cluster: Cluster, now: float, without: Collecti
         if node.accepting and node.node_id not in without
     )
     reachable = cluster.state is ClusterState.ACTIVE and bool(nodes)
-    return ClusterFacts(cluster.name, cluster.local, reachable, nodes, registry.link(cluster.name).facts(now))
+    link = registry.link(cluster.name)
+    link.wanted(now)
+    return ClusterFacts(cluster.name, cluster.local, reachable, nodes, link.facts(now))
 
 
 def _decoder(node: NodeSession, now: float) -> DecodeNodeFacts:

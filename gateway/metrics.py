@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from gateway.registry import Registry
 
@@ -14,6 +15,14 @@ STAGES = frozenset({"queue", "prefill", "transfer", "load", "decode", "node", "w
 CAUSES = frozenset(
     {"node_lost", "late", "engine_lost", "deadline", "protocol", "queue_full", "peer_lost", "cancelled_by_node"}
     | {"slow_client", "pool_full", "digest_mismatch", "ticket", "shutting_down"}
+)
+_LINK_GAUGES = (
+    ("prfaas_link_bytes_per_second", "Learnt rate of a way, 0 for one on which nothing moves"),
+    ("prfaas_link_rtt_seconds", "Round trip of a way"),
+    ("prfaas_link_queueing_seconds", "What its round trip has above its least"),
+    ("prfaas_link_loss", "Share of its bytes that were sent again"),
+    ("prfaas_link_utilisation", "Share of its rate in use"),
+    ("prfaas_link_congested", "Whether it is congested"),
 )
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 _FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
@@ -88,11 +97,13 @@ class _Fleet:
         self._registry = registry
 
     def collect(self) -> Iterable[Metric]:
+        now = asyncio.get_running_loop().time()
         nodes = GaugeMetricFamily("prfaas_nodes", "Joined nodes", labels=["cluster", "role", "accepting"])
         usage = GaugeMetricFamily("prfaas_kv_cache_usage_perc", "Host pool in use, 0 to 1", labels=["node"])
         queued = GaugeMetricFamily("prfaas_node_queued_tokens", "Prompt tokens waiting", labels=["node"])
         speed = GaugeMetricFamily("prfaas_node_prefill_tokens_per_second", "Learnt prefill speed", labels=["node"])
-        rate = GaugeMetricFamily("prfaas_link_bytes_per_second", "Learnt rate of a way", labels=["cluster"])
+        links = [GaugeMetricFamily(name, text, labels=["cluster"]) for name, text in _LINK_GAUGES]
+        probes = CounterMetricFamily("prfaas_link_probe_bytes", "Bytes that measured idle ways", labels=["cluster"])
         counts: dict[tuple[str, str, str], int] = {}
         for node in self._registry.nodes():
             key = (node.join.cluster, node.join.role.name.lower(), str(node.accepting).lower())
@@ -105,7 +116,11 @@ class _Fleet:
         for labels, count in counts.items():
             nodes.add_metric(list(labels), count)
         for cluster in self._registry.clusters:
-            learnt = self._registry.link(cluster.name).bytes_per_s
-            if learnt is not None:
-                rate.add_metric([cluster.name], learnt)
-        return [nodes, usage, queued, speed, rate]
+            link = self._registry.link(cluster.name)
+            facts = link.facts(now)
+            figures = (facts.bytes_per_s, facts.rtt_s, link.queueing_s, facts.loss, facts.utilisation, facts.congested)
+            for gauge, figure in zip(links, figures, strict=True):
+                if figure is not None:
+                    gauge.add_metric([cluster.name], float(figure))
+            probes.add_metric([cluster.name], link.probe_bytes)
+        return [nodes, usage, queued, speed, *links, probes]

@@ -16,7 +16,7 @@ from kvcache.control import Join, Refused
 from kvcache.fingerprint import Fingerprint
 from kvcache.wire import Role
 from scheduler.leases import lease
-from scheduler.speeds import LinkSpeed
+from scheduler.links import LinkState
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Registry:
         self._model_context = context_tokens
         self.local_cluster = local_cluster
         self._sessions: dict[str, NodeSession] = {}
-        self._links: dict[str, LinkSpeed] = {}
+        self._links: dict[str, LinkState] = {}
         self._clusters = self._load()
 
     # ---- clusters
@@ -114,9 +114,9 @@ class Registry:
             session.lose("cluster_removed")
         return removed
 
-    def link(self, cluster: str) -> LinkSpeed:
+    def link(self, cluster: str) -> LinkState:
         """What was learnt of the way from a cluster to here."""
-        return self._links.setdefault(cluster, LinkSpeed())
+        return self._links.setdefault(cluster, LinkState())
 
     def lease(self, session: NodeSession) -> float | None:
         """Bytes per second that this node may send KV at, 0 without a limit; None where its cluster never had one."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from gateway import links
 from gateway.access import Access
 from gateway.asgi import Receive, Scope, Send
 from gateway.config import GatewayConfig
@@ -174,10 +175,7 @@ class ControlStreams:
         lease = self._registry.lease(session)
         if lease is not None:
             session.send(RateLease(lease))
-        for link in heartbeat.links:
-            peer = self._registry.node(link.peer_node)
-            if peer is not None and session.join.cluster == self._registry.local_cluster:
-                self._registry.link(peer.join.cluster).observe_rtt(link.rtt_s)
+        links.heard(self._registry, session, session.last_heard)
 
     async def _refuse(self, send: Send, refused: Refused) -> None:
         try:

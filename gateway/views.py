@@ -14,7 +14,8 @@ from gateway.sessions import NodeSession
 def cluster_view(registry: Registry, cluster: Cluster, now: float) -> dict[str, Any]:
     """One cluster with what is known of its nodes and its way here."""
     nodes = registry.nodes(cluster.name)
-    link = registry.link(cluster.name).facts(now)
+    state = registry.link(cluster.name)
+    link = state.facts(now)
     return {
         "name": cluster.name,
         "local": cluster.local,
@@ -29,6 +30,12 @@ def cluster_view(registry: Registry, cluster: Cluster, now: float) -> dict[str, 
             "rtt_s": link.rtt_s,
             "queued_bytes": link.queued_bytes,
             "fresh": link.fresh,
+            "loss": link.loss,
+            "congested": link.congested,
+            "dead": state.dead(now),
+            "utilisation": link.utilisation,
+            "queueing_s": state.queueing_s,
+            "probe_bytes": state.probe_bytes,
         },
     }
 

@@ -132,8 +132,10 @@ def _cluster_table(found: list[dict[str, Any]]) -> None:
         rate = size(link["bytes_per_s"])
         kind = "local" if one["local"] else "remote"
         nodes = f"{one['accepting']}/{one['nodes']}"
-        rows.append((one["name"], kind, one["state"], one["dial"], nodes, rate and f"{rate}/s", seconds(link["rtt_s"])))
-    print_table(("cluster", "kind", "state", "dial", "accepting", "link", "rtt"), rows, "no clusters")
+        word = "dead" if link["dead"] else "congested" if link["congested"] else ""
+        way = (rate and f"{rate}/s", seconds(link["rtt_s"]), word)
+        rows.append((one["name"], kind, one["state"], one["dial"], nodes, *way))
+    print_table(("cluster", "kind", "state", "dial", "accepting", "link", "rtt", ""), rows, "no clusters")
 
 
 def _node_table(found: list[dict[str, Any]]) -> None:

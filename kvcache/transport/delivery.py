@@ -68,10 +68,12 @@ class DeliveryWatch:
         self._forget(now)
 
     def told(self, now: float) -> Delivery:
-        """What was seen lately: the most that was carried, and the newest limit."""
+        """What was seen lately: the newest limit, unless it was exceeded since, and the most that was carried since."""
         self._forget(now)
-        at_least = max((low for _, low, _ in self._seen), default=0.0)
-        at_most = next((high for _, _, high in reversed(self._seen) if high), 0.0)
+        at_least, at_most = 0.0, 0.0
+        for _, low, high in self._seen:
+            at_least = low if high else max(at_least, low)
+            at_most = high or (at_most if at_least <= at_most else 0.0)
         return Delivery(at_least, at_most, self._stalled_s)
 
     def _forget(self, now: float) -> None:

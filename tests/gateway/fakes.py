@@ -25,10 +25,12 @@ from kvcache.control import (
     Heartbeat,
     Join,
     KvAddress,
+    LinkReport,
     ModelInfo,
     PrefillDone,
     PrefillJob,
     PrefillStarted,
+    ProbeLink,
     RateLease,
     Refused,
     TokenLogprob,
@@ -63,6 +65,7 @@ class FakeNode:
         on_generate: Script | None = None,
         speed: float = 1000.0,
         codecs: tuple[CodecWork, ...] = CODECS,
+        probes: bool = False,
     ) -> None:
         self.url = url.replace("http", "ws", 1) + "/v1/nodes/stream"
         self.key = Ed25519PrivateKey.generate()
@@ -77,11 +80,13 @@ class FakeNode:
             "0.1.0",
             max_queue,
             codecs,
+            probes=probes,
         )
         self.token = token
         self.on_prefill = on_prefill or prefill_well
         self.on_generate = on_generate or answer_well
         self.speed = speed
+        self.links: tuple[LinkReport, ...] = ()
         self.codec = "lossless"
         self.orders: list[Any] = []
         self.cancelled: list[str] = []
@@ -119,6 +124,7 @@ class FakeNode:
     async def heartbeat(self, accepting: bool = True, **figures: Any) -> None:
         plain = {"queued_jobs": 0, "queued_tokens": 0, "running": 0, "pages_total": 100, "pages_free": 60}
         plain |= {"prefill_tokens_per_s": self.speed, "decode_tokens_per_s": 30.0, "open_transfers": 0} | figures
+        plain["links"] = self.links
         await self.send(Heartbeat(accepting=accepting, **plain))
 
     async def stop(self) -> None:
@@ -171,7 +177,7 @@ class FakeNode:
             case Cancel():
                 self.cancelled.append(order.job)
                 self._spawn(self._cancel(order.job))
-            case Drain():
+            case Drain() | ProbeLink():
                 pass
             case Refused():
                 self.refused = order

@@ -26,8 +26,17 @@ def watched(
 
 def test_a_link_cut_to_a_twentieth_shows_within_a_second() -> None:
     watch, now = watched([125e6] * 4 + [6.25e6] * 2)
-    assert watch.told(now).at_most == pytest.approx(6.25e6)
-    assert watch.told(now).at_least == pytest.approx(125e6)
+    told = watch.told(now)
+    assert (told.at_least, told.at_most) == (pytest.approx(6.25e6), pytest.approx(6.25e6))
+
+
+def test_a_limit_that_was_exceeded_since_is_none() -> None:
+    watch = DeliveryWatch(0.0)
+    for now, low, high in [(1.0, 5.0, 5.0), (1.1, 4.0, 0.0)]:
+        watch.saw(now, low, high)
+    assert watch.told(1.1) == Delivery(5.0, 5.0)
+    watch.saw(1.2, 40.0, 0.0)
+    assert watch.told(1.2) == Delivery(40.0, 0.0)
 
 
 def test_a_sender_that_has_too_little_to_send_only_shows_what_the_path_can_do() -> None:

@@ -1,4 +1,4 @@
-"""Estimators: what a node claims counts only until something was seen, and a starved link is not called slow."""
+"""What a node claims of its speed counts only until something was seen."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.speeds import LinkSpeed, PrefillSpeed
+from scheduler.speeds import PrefillSpeed
 from tests.calm import calm
-
-NOW = 100.0
 
 
 def test_a_node_is_unmeasured_until_it_claims_or_shows_a_speed() -> None:
@@ -50,53 +48,10 @@ def test_the_learnt_speed_stays_within_what_was_seen(samples: list[tuple[int, fl
 
 
 def test_events_without_tokens_or_time_teach_nothing() -> None:
-    speed, link = PrefillSpeed(), LinkSpeed()
+    speed = PrefillSpeed()
     speed.observe(0, 1.0)
     speed.observe(10, 0.0)
-    link.observe(0, 0.0, 0.0, NOW)
-    link.observe_rtt(0.0)
     assert speed.tokens_per_s is None
-    assert link.facts(NOW).bytes_per_s is None
-    assert link.facts(NOW).rtt_s is None
-
-
-def test_a_transfer_that_waited_for_its_engine_does_not_lower_the_rate_but_a_bare_one_does() -> None:
-    link = LinkSpeed()
-    link.observe(1000, 1.0, 1.0, NOW)
-    link.observe(1000, 100.0, 0.1, NOW)
-    assert link.facts(NOW).bytes_per_s == pytest.approx(1000.0)
-    link.observe(1000, 100.0, 100.0, NOW)
-    assert link.facts(NOW).bytes_per_s == pytest.approx(1000.0 - 0.3 * 990.0)
-
-
-@pytest.mark.parametrize(("rtt_s", "rate"), [(0.4, 1000 / 0.6), (0.9, 4000.0), (5.0, 4000.0)])
-def test_the_round_trip_before_the_first_byte_does_not_make_a_link_look_slow(rtt_s: float, rate: float) -> None:
-    link = LinkSpeed()
-    for seen in (rtt_s, 10 * rtt_s):  # the longer one stood in a queue
-        link.observe_rtt(seen)
-    link.observe(1000, 1.0, 1.0, NOW)
-    assert link.facts(NOW).bytes_per_s == pytest.approx(rate)
-
-
-def test_a_transfer_that_waited_for_its_codec_does_not_lower_the_rate() -> None:
-    link = LinkSpeed()
-    link.observe(1000, 1.0, 1.0, NOW)
-    link.observe(1000, 100.0, 100.0, NOW, codec_s=80.0)
-    assert link.facts(NOW).bytes_per_s == pytest.approx(1000.0)
-    link.observe(1000, 100.0, 100.0, NOW, codec_s=10.0)
-    assert (link.facts(NOW).bytes_per_s or 0) < 1000.0
-
-
-@calm
-@given(st.lists(st.integers(0, 10**9), max_size=20))
-def test_queued_bytes_return_to_zero_when_every_transfer_has_ended(sizes: list[int]) -> None:
-    link = LinkSpeed()
-    for nbytes in sizes:
-        link.started(nbytes)
-    assert link.facts(NOW).queued_bytes == sum(sizes)
-    for nbytes in reversed(sizes):
-        link.ended(nbytes)
-    assert link.facts(NOW).queued_bytes == 0
 
 
 def test_a_short_prompt_hardly_changes_the_speed_learnt_from_long_ones() -> None:
@@ -107,27 +62,9 @@ def test_a_short_prompt_hardly_changes_the_speed_learnt_from_long_ones() -> None
     assert speed.tokens_per_s > 900
 
 
-def test_a_small_bare_transfer_hardly_lowers_the_rate_that_a_large_one_showed() -> None:
-    link = LinkSpeed()
-    link.observe(10**9, 1.0, 1.0, NOW)
-    link.observe(10**4, 0.05, 0.05, NOW)
-    assert (link.facts(NOW).bytes_per_s or 0) > 0.99e9
-
-
 @pytest.mark.parametrize("nonsense", [float("inf"), float("nan"), -1.0])
 def test_nonsense_teaches_nothing(nonsense: float) -> None:
-    speed, link = PrefillSpeed(), LinkSpeed()
+    speed = PrefillSpeed()
     speed.claim(nonsense)
     speed.observe(10, nonsense)
-    link.observe_rtt(nonsense)
     assert speed.tokens_per_s is None
-    assert link.facts(NOW).rtt_s is None
-
-
-def test_what_was_learnt_of_a_link_is_kept_but_not_called_fresh_for_long() -> None:
-    link = LinkSpeed()
-    assert not link.facts(NOW).fresh
-    link.observe(100, 1.0, 1.0, NOW)
-    assert link.facts(NOW + 60.0).fresh
-    later = link.facts(NOW + 60.1)
-    assert (later.fresh, later.bytes_per_s) == (False, 100.0)

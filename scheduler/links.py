@@ -1,0 +1,254 @@
+"""The way from one cluster to the local nodes, as a whole: fed by what happens and what nodes report, asked for facts.
+
+Many nodes share it. What one of them delivers is a part of what the link does, so figures of the same moment are added
+up. Nodes may say anything: what no link does is passed over, and what is kept of them is bounded. Time is handed in.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from math import isfinite
+
+from scheduler.congestion import Congestion, Signs
+from scheduler.facts import LinkFacts
+from scheduler.link_rate import MAX_BYTES_PER_S, LinkRate
+from scheduler.probing import ProbeBudget
+from scheduler.speeds import Ewma
+
+FRESH_S = 60.0
+PRESENT_S = 2.0
+"""For so long what a node reported counts as of now: two heartbeats."""
+STALLED_S = 2.0
+DEAD_S = 5.0
+"""How long a link on which nothing moved is dead without further word."""
+MAX_SENDERS = 1024
+MAX_PATHS = 256
+"""Peers of one sender that are listened to."""
+MAX_RTT_S = 60.0
+LEAST_LOSS_BYTES = 256 << 10
+"""Loss is told once so much was sent within about ten seconds."""
+_LOSS_HALVES_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class PathReport:
+    """One node's connections to one other, as their sender sees them. Counts since they began; 0 is not measured.
+
+    Of late the path did ``at_least`` bytes per second and, where it was the limit, no more than ``at_most``. For
+    ``stalled_s`` nothing has arrived though much waited.
+    """
+
+    rtt_s: float
+    least_rtt_s: float = 0.0
+    acked_bytes: int = 0
+    resent_bytes: int = 0
+    probe_bytes: int = 0
+    at_least: float = 0.0
+    at_most: float = 0.0
+    stalled_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Sender:
+    """What one node said last of its paths over this link."""
+
+    at: float
+    paths: dict[str, PathReport] = field(default_factory=dict)
+    carried: dict[str, float] = field(default_factory=dict)
+    """Bytes per second of each path between its last two reports."""
+
+    @property
+    def total(self) -> float:
+        return sum(self.carried.values())
+
+    @property
+    def at_least(self) -> float:
+        return max((_figure(report.at_least) for report in self.paths.values()), default=0.0)
+
+    @property
+    def at_most(self) -> float:
+        """What all its paths let through together, where one of them was the limit; else 0."""
+        if not any(_figure(report.at_most) for report in self.paths.values()):
+            return 0.0
+        return sum(_figure(report.at_most) or self.carried.get(name, 0.0) for name, report in self.paths.items())
+
+
+class LinkState:
+    """One link. The answers follow from the events and the time alone."""
+
+    def __init__(self) -> None:
+        self._rate = LinkRate()
+        self._probing = ProbeBudget()
+        self._congestion = Congestion()
+        self._rtt = Ewma()
+        self._least_rtt: float | None = None
+        self._senders: OrderedDict[str, _Sender] = OrderedDict()
+        self._carried = 0.0
+        self._reported_at = float("-inf")
+        self._asked: list[int] = []
+        self._asked_bytes = 0
+        self._delivered = 0
+        self._crowded = False
+        self._sent_lately = 0.0
+        self._resent_lately = 0.0
+        self._dead_until = float("-inf")
+        self.probe_bytes = 0
+        """What probes have taken so far."""
+
+    # ---- what happens
+
+    def started(self, wire_bytes: int) -> None:
+        """A transfer was asked for that is expected to take so many bytes."""
+        self._asked.append(wire_bytes)
+        self._asked_bytes += wire_bytes
+        self._crowded = self._crowded or len(self._asked) > 1
+
+    def ended(self, wire_bytes: int) -> None:
+        """That transfer is over, well or not."""
+        if wire_bytes in self._asked:
+            self._asked.remove(wire_bytes)
+            self._asked_bytes -= wire_bytes
+            self._delivered = max(0, self._delivered - wire_bytes)
+        if not self._asked:
+            self._crowded, self._delivered = False, 0
+
+    def observe(self, wire_bytes: int, transfer_s: float, exposed_s: float, now: float, codec_s: float = 0.0) -> None:
+        """A transfer has arrived that is not yet said to have ended; a codec needs ``codec_s`` for it at least."""
+        least = self._least_rtt or 0.0
+        self._rate.committed(wire_bytes, transfer_s, exposed_s, least, codec_s, not self._crowded, now)
+        self._probing.carried(now)
+        self._judge(now)
+
+    def observe_rtt(self, rtt_s: float) -> None:
+        """A round trip as the receiving end measured it; what cannot be one teaches nothing."""
+        self._round_trip(rtt_s, 0.0)
+
+    def reported(self, sender: str, paths: Mapping[str, PathReport], now: float) -> None:
+        """A node has told of all its ways over this link, by the peer that each leads to."""
+        kept = 0.5 ** (max(0.0, now - self._reported_at) / _LOSS_HALVES_S)
+        self._sent_lately, self._resent_lately = kept * self._sent_lately, kept * self._resent_lately
+        before = self._senders.pop(sender, None)
+        self._senders[sender] = told = _Sender(now)
+        if len(self._senders) > MAX_SENDERS:
+            self._senders.popitem(last=False)
+        for peer, report in islice(paths.items(), MAX_PATHS):
+            told.paths[peer] = report
+            self._round_trip(report.rtt_s, report.least_rtt_s)
+            if before is not None and peer in before.paths and now > before.at:
+                told.carried[peer] = self._count(before.paths[peer], report, now - before.at, now)
+        present = [each for each in self._senders.values() if now - each.at <= PRESENT_S]
+        self._carried, self._reported_at = sum(each.total for each in present), now
+        limits = [each.at_most for each in present]
+        at_most = sum(limit or each.total for limit, each in zip(limits, present, strict=True)) if any(limits) else 0.0
+        self._rate.between(max(self._carried, *(each.at_least for each in present)), at_most, now)
+        if self._carried:
+            self._dead_until = float("-inf")
+        elif any(_figure(r.stalled_s) >= STALLED_S for each in present for r in each.paths.values()):
+            self._dead_until = now + DEAD_S
+        self._judge(now)
+
+    def wanted(self, now: float) -> None:
+        """A decision asks about this link: from now on it is worth probing for a while."""
+        self._probing.wanted(now)
+
+    def probe_due(self, now: float) -> int:
+        """Bytes of the probe that should be sent now, 0 where none should. ``probed`` says that it was."""
+        self._probing.save(self._rate.value, now)
+        return 0 if self._asked else self._probing.due(now)
+
+    def probed(self, nbytes: int, now: float) -> None:
+        """A probe of so many bytes was asked for."""
+        self._probing.spend(nbytes, now)
+        self.probe_bytes += nbytes
+
+    # ---- what is known
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """The learnt rate, however old."""
+        return self._rate.value
+
+    @property
+    def queued_bytes(self) -> int:
+        """What was asked for and has not been seen to arrive."""
+        return max(0, self._asked_bytes - self._delivered)
+
+    @property
+    def queueing_s(self) -> float | None:
+        """What the round trip has above its least; None where it was not measured."""
+        if self._rtt.value is None or self._least_rtt is None:
+            return None
+        return max(0.0, self._rtt.value - self._least_rtt)
+
+    @property
+    def loss(self) -> float | None:
+        """The share of bytes of late that had to be sent again; None where too little was sent to say."""
+        if self._sent_lately < LEAST_LOSS_BYTES:
+            return None
+        return min(1.0, self._resent_lately / self._sent_lately)
+
+    def dead(self, now: float) -> bool:
+        """Whether nothing moves on it though something waits."""
+        return now < self._dead_until
+
+    def utilisation(self, now: float) -> float | None:
+        """The share of its rate that is in use; None where either is unmeasured."""
+        if now - self._reported_at > PRESENT_S or not self._rate.value:
+            return None
+        return min(1.0, self._carried / self._rate.value)
+
+    def facts(self, now: float) -> LinkFacts:
+        """What a decision may know of this link. One on which nothing moves has the rate 0."""
+        return LinkFacts(
+            bytes_per_s=0.0 if self.dead(now) else self._rate.value,
+            rtt_s=self._rtt.value,
+            queued_bytes=self.queued_bytes,
+            fresh=now - self._rate.confirmed_at <= FRESH_S,
+            loss=self.loss,
+            congested=self._congestion.congested,
+            utilisation=self.utilisation(now),
+        )
+
+    # ---- inside
+
+    def _round_trip(self, told_s: float, least_s: float) -> None:
+        rtt, least = _figure(told_s, MAX_RTT_S), _figure(least_s, MAX_RTT_S)
+        if rtt:
+            self._rtt.add(rtt)
+        if least:
+            self._least_rtt = least
+        elif rtt:
+            self._least_rtt = min(rtt, self._least_rtt or rtt)
+
+    def _count(self, before: PathReport, report: PathReport, took: float, now: float) -> float:
+        """What a path has carried since its last report, in bytes per second; counts that went back began anew."""
+        acked = report.acked_bytes - before.acked_bytes
+        if not 0 <= acked <= MAX_BYTES_PER_S * took:
+            return 0.0
+        data = acked - min(acked, max(0, report.probe_bytes - before.probe_bytes))
+        if self._asked and data:
+            self._delivered += data
+            self._probing.carried(now)
+        resent = min(acked, max(0, report.resent_bytes - before.resent_bytes))
+        self._sent_lately += acked
+        self._resent_lately += resent
+        return acked / took
+
+    def _judge(self, now: float) -> None:
+        signs = Signs(
+            rate=self._rate.value,
+            best=self._rate.best(now),
+            loss=self.loss,
+            queue_s=self.queueing_s,
+            least_rtt_s=self._least_rtt,
+            utilisation=self.utilisation(now),
+        )
+        self._congestion.update(signs, now)
+
+
+def _figure(value: float, most: float = MAX_BYTES_PER_S) -> float:
+    """A figure that a node told, 0 where it cannot be one."""
+    return value if isfinite(value) and 0 < value <= most else 0.0
