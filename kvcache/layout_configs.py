@@ -260,7 +260,7 @@ def _mamba_head_dim(config: Config, intermediate: int) -> int:
 
 
 def _mamba_state(config: Config, dtype: DType, intermediate: int) -> tuple[TensorSpec, ...]:
-    """The Mamba-2 state under the field names that granitemoehybrid and falcon_h1 share."""
+    """The Mamba-2 state under the field names that granitemoehybrid, bamba and falcon_h1 share."""
     heads, groups, state = (_need(config, f"mamba_{name}") for name in ("n_heads", "n_groups", "d_state"))
     return _mamba2(dtype, heads, _mamba_head_dim(config, intermediate), groups, state, _need(config, "mamba_d_conv"))
 
@@ -268,6 +268,16 @@ def _mamba_state(config: Config, dtype: DType, intermediate: int) -> tuple[Tenso
 def _granite_hybrid(config: Config, dtype: DType) -> KVLayout:
     state = _mamba_state(config, dtype, _need(config, "mamba_expand") * _need(config, "hidden_size"))
     types = _layer_types(config, lambda i: _LINEAR)
+    return _with_states(config, types, _grouped_query(config, dtype), state)
+
+
+def _bamba(config: Config, dtype: DType) -> KVLayout:
+    """Its attention layers stand in ``attn_layer_indices``; layer types are never listed."""
+    attention = config.get("attn_layer_indices") or []
+    if not (isinstance(attention, list | tuple) and all(type(i) is int for i in attention)):
+        raise ValueError(f"config.json: attn_layer_indices must be a list of integers, got {attention!r}")
+    types = [_FULL if i in attention else _LINEAR for i in range(_need(config, "num_hidden_layers"))]
+    state = _mamba_state(config, dtype, _need(config, "mamba_expand") * _need(config, "hidden_size"))
     return _with_states(config, types, _grouped_query(config, dtype), state)
 
 
@@ -322,6 +332,7 @@ _BUILDERS: dict[str, Callable[[Config, DType], KVLayout]] = {
     "qwen3_5_moe_text": _gated_delta_net,
     "kimi_linear": _kimi_linear,
     "granitemoehybrid": _granite_hybrid,
+    "bamba": _bamba,
     "falcon_h1": _falcon_h1,
     "nemotron_h": _nemotron_h,
 }

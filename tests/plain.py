@@ -30,11 +30,16 @@ class PlainModel:
         from transformers import DynamicCache
 
         cache = DynamicCache(config=self._model.config)
-        step = torch.tensor([list(prompt)])
+        step, read = torch.tensor([list(prompt)]), 0
         answer = PlainAnswer([], [])
         with torch.inference_mode():
             for _ in range(count):
-                logits = self._model(input_ids=step, past_key_values=cache, logits_to_keep=1).logits[0, -1]
+                # As generate() does it; left out, bamba would count from 0 at every call.
+                positions = torch.arange(read, read + step.shape[1])[None]
+                read += step.shape[1]
+                logits = self._model(
+                    input_ids=step, position_ids=positions, past_key_values=cache, logits_to_keep=1
+                ).logits[0, -1]
                 chosen = int(logits.argmax())
                 answer.token_ids.append(chosen)
                 answer.logprobs.append(float(logits.log_softmax(-1)[chosen]))

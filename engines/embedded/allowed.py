@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-ARCHITECTURES = ("gemma3_text", "gemma3", "llama", "qwen3_next")
+ARCHITECTURES = (
+    *("gemma3_text", "gemma3", "llama"),
+    *("deepseek_v3", "kimi_linear", "qwen3_next"),
+    *("bamba", "falcon_h1", "granitemoehybrid"),
+)
+_RESTARTS = "its state restarts at every chunk"
+_CLAMPS = "its time steps have a least value in chunks and none in steps of one token"
+KNOWN_WRONG = {
+    **dict.fromkeys(("jamba", "mamba", "falcon_mamba", "zamba"), _RESTARTS),
+    **dict.fromkeys(("nemotron_h", "zamba2"), _CLAMPS),
+}
 MOVING_ROPE = ("dynamic", "longrope")
 
 
@@ -16,8 +26,11 @@ def check_model_type(config: Mapping[str, Any]) -> None:
     """
     model_type = str(config.get("model_type"))
     if model_type not in ARCHITECTURES:
+        reason = KNOWN_WRONG.get(model_type)
         raise ValueError(
-            f"model_type {model_type!r} is not supported by the embedded engine: allowed are {', '.join(ARCHITECTURES)}"
+            f"model_type {model_type!r} is not supported by the embedded engine"
+            + (f" ({reason})" if reason else "")
+            + f": allowed are {', '.join(ARCHITECTURES)}"
         )
 
 

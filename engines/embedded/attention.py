@@ -38,7 +38,7 @@ def attend(
     if query.shape[2] == 1:
         return _one_token(query, key, value, scaling), None
     assert attention_mask is not None, "a chunk of several tokens is always masked"
-    return _chunk(query, key, value, attention_mask, scaling), None
+    return attend_chunk(query, key, value, attention_mask, scaling), None
 
 
 def _one_token(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
@@ -47,7 +47,8 @@ def _one_token(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Ten
     return scaled_dot_product_attention(grouped, key, value, scale=scaling).reshape(1, 1, heads, -1)
 
 
-def _chunk(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
+def attend_chunk(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
+    """A chunk of one request: (1, heads, n, dim) of queries, (1, KV heads, tokens, dim) to (1, n, heads, dim)."""
     _, heads, n, dim = query.shape
     kv_heads = key.shape[1]
     scores = query.reshape(kv_heads, -1, dim) @ key[0].transpose(1, 2)
@@ -57,12 +58,13 @@ def _chunk(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: flo
     return mixed.view(1, heads, n, -1).transpose(1, 2).contiguous()
 
 
-def _mask(batch_size: int, q_length: int, kv_length: int, **kwargs: Any) -> Tensor | None:
+def mask(batch_size: int, q_length: int, kv_length: int, **kwargs: Any) -> Tensor | None:
+    """The causal (windowed) mask of a chunk, none for a step of one token."""
     return None if q_length == 1 else eager_mask(batch_size, q_length, kv_length, **kwargs)
 
 
 def register() -> str:
     """Make the functions known to transformers; returns the name under which models select them."""
     AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, _mask)
+    AttentionMaskInterface.register(NAME, mask)
     return NAME

@@ -7,6 +7,8 @@ when their buffer is full.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin, LinearAttentionLayer
 
@@ -16,16 +18,22 @@ TORCH_DTYPES = {DType.FLOAT32: torch.float32, DType.BFLOAT16: torch.bfloat16, DT
 
 
 class TokenLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """Keys and values of one request in one attention layer; ``window`` W keeps the last W - 1 tokens.
+    """Keys and values of one request in one attention layer; ``window`` W keeps the last W - 1 tokens and ``slack``.
 
     ``length`` counts all tokens seen; buffers hold rows for tokens [``base``, ``length``), shape (rows, heads, dim).
     """
 
-    def __init__(self, key: TensorSpec, value: TensorSpec, window: int | None, expected: int = 0) -> None:
-        """``expected`` tokens will come: without a window, room for them is set aside at once."""
+    def __init__(
+        self, key: TensorSpec, value: TensorSpec, window: int | None, expected: int = 0, slack: int = 0
+    ) -> None:
+        """``expected`` tokens will come: without a window, room for them is set aside at once.
+
+        With one, the window of any position up to ``slack`` tokens back can be had, too.
+        """
         super().__init__()  # type: ignore[no-untyped-call]
         self.is_sliding = window is not None
         self.window = window
+        self.slack = slack
         self.base = 0
         self.length = 0
         rows = expected if window is None else 0
@@ -82,7 +90,7 @@ class TokenLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Make room for ``count`` more tokens and count them in; returns their rows."""
         begin = self.length - self.base
         if begin + count > self._buffers[0].shape[0]:
-            oldest = self._oldest()
+            oldest = max(self.base, self._oldest() - self.slack)
             keep = self.length - oldest
             spare = (keep + count) // 2 if self.window is None else self.window
             grown = [b.new_empty((keep + count + spare, *b.shape[1:])) for b in self._buffers]
@@ -121,14 +129,61 @@ class StateLayer(LinearAttentionLayer):
         return held
 
 
-def empty_cache(layout: KVLayout, expected: int) -> Cache:
-    """A cache of no tokens for one request that will come to ``expected`` tokens (an estimate; more are welcome)."""
-    layers: dict[int, CacheLayerMixin | LinearAttentionCacheLayerMixin] = {}
+class SideBySideLayer(StateLayer, CacheLayerMixin):  # type: ignore[no-untyped-call, override]
+    """A layer that holds both (falcon_h1): to the model it is one object, here it is a state that knows its attention.
+
+    ``attention`` is a TokenLayer, or a batch's RaggedLayer.
+    """
+
+    def __init__(self, attention: Any, conv: torch.Tensor, recurrent: torch.Tensor) -> None:
+        super().__init__(conv, recurrent)
+        self.attention = attention
+        self.is_sliding = attention.is_sliding
+        self.is_initialized = True
+
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        """The attention's."""
+        return self.attention.update(*args, **kwargs)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """The attention's."""
+        return self.attention.get_mask_sizes(query_length)  # type: ignore[no-any-return]
+
+    def get_seq_length(self) -> int:
+        """The attention's."""
+        return self.attention.get_seq_length()  # type: ignore[no-any-return]
+
+
+def token_layer(cache: Cache, index: int) -> TokenLayer:
+    """Keys and values of one request in model layer ``index``, which has such."""
+    layer = cache.layers[index]
+    held = layer.attention if isinstance(layer, SideBySideLayer) else layer
+    assert isinstance(held, TokenLayer), f"layer {index} holds no tokens of one request"
+    return held
+
+
+def state_layer(cache: Cache, index: int) -> StateLayer:
+    """The state in model layer ``index``, which has one."""
+    held = cache.layers[index]
+    assert isinstance(held, StateLayer), f"layer {index} holds no state"
+    return held
+
+
+def empty_cache(layout: KVLayout, expected: int, slack: int = 0) -> Cache:
+    """A cache of no tokens for one request that will come to ``expected`` tokens (an estimate; more are welcome).
+
+    Windows can be had as they were up to ``slack`` tokens ago.
+    """
+    attention: dict[int, TokenLayer] = {}
+    states: dict[int, StateLayer] = {}
     for group in layout.groups:
         for layer in group.layers:
             first, second = layer.tensors
             if group.kind is GroupKind.STATE:
-                layers[layer.index] = StateLayer.zeros(first, second)
+                states[layer.index] = StateLayer.zeros(first, second)
             else:
-                layers[layer.index] = TokenLayer(first, second, group.window, expected)
+                attention[layer.index] = TokenLayer(first, second, group.window, expected, slack)
+    layers: dict[int, CacheLayerMixin | LinearAttentionCacheLayerMixin] = {**attention, **states}
+    for index in attention.keys() & states.keys():
+        layers[index] = SideBySideLayer(attention[index], states[index].state(0), states[index].state(1))
     return Cache(layers=[layers[index] for index in range(len(layers))])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -9,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, LinearAttentionCacheLayerMixin
 
-from engines.embedded import attention
+from engines.embedded import attention, latent
 from engines.embedded.cache import TORCH_DTYPES
 from engines.spec import EngineSpec
 from kvcache.layout import GroupKind, KVLayout
@@ -32,6 +33,7 @@ class LanguageModel:
         self.layout = layout
         self.config = model.config.get_text_config(decoder=True)
         self.softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
+        self.multiplier = getattr(self.config, "lm_head_multiplier", 1.0) / getattr(self.config, "logits_scaling", 1.0)
         self.after_layer: LayerHook | None = None
         for index, layer in enumerate(self.body.layers):
             layer.register_forward_hook(self._hook(index))
@@ -62,17 +64,18 @@ class LanguageModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(batch, hidden) to (batch, vocabulary) in fp32."""
-        logits: Tensor = self.head(hidden).float()
+        logits: Tensor = self.head(hidden).float() * self.multiplier
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
 
     @contextmanager
     def plain_attention(self) -> Iterator[None]:
         """Inside, the model runs transformers' own attention."""
+        ours = self.config._attn_implementation
         self.wrapped.set_attn_implementation("sdpa")
         try:
             yield
         finally:
-            self.wrapped.set_attn_implementation(attention.NAME)
+            self.wrapped.set_attn_implementation(ours)
 
     def _hook(self, index: int) -> Callable[..., None]:
         def hook(*_: object) -> None:
@@ -93,8 +96,9 @@ def load(spec: EngineSpec, config: Mapping[str, Any]) -> LanguageModel:
     if any(g.kind is GroupKind.STATE for g in layout.groups) and spec.chunk_tokens % 64:
         raise ValueError(f"chunk_tokens must be a multiple of 64 for {config['model_type']}, got {spec.chunk_tokens}")
     model = _weights(spec)
+    _check_time_steps(model)
     _check_layout(layout, model)
-    model.set_attn_implementation(attention.register())
+    model.set_attn_implementation(latent.register(model) or attention.register())
     return LanguageModel(model, layout)
 
 
@@ -124,18 +128,33 @@ def _check_layout(layout: KVLayout, model: PreTrainedModel) -> None:
     getattr(model.model, "language_model", model.model)(
         input_ids=torch.zeros((1, 3), dtype=torch.long), past_key_values=cache, use_cache=True
     )
-    expected = {(layer.index, group.kind): (layer, group) for group in layout.groups for layer in group.layers}
-    if len(expected) != len(cache.layers):
-        raise ValueError(f"the layout knows {len(expected)} layers, the model's cache has {len(cache.layers)}")
-    for (index, kind), (layer, group) in expected.items():
-        held: Any = cache.layers[index]
-        if kind is GroupKind.STATE:
-            found = [(tuple(state[0].shape[1:]), state[0].dtype) for state in (held.conv_states, held.recurrent_states)]
-        else:
-            found = [((t.shape[1], t.shape[3]), t.dtype) for t in (held.keys, held.values)]
-        wanted = [(spec.shape, TORCH_DTYPES[spec.dtype]) for spec in layer.tensors]
-        window = getattr(held, "sliding_window", None)
-        if (found, window) != (wanted, group.window):
-            raise ValueError(
-                f"layer {index}: the layout says {wanted}, window {group.window}; the model {found}, window {window}"
-            )
+    wanted = {
+        (layer.index, group.kind is GroupKind.STATE): (
+            [(spec.shape, TORCH_DTYPES[spec.dtype]) for spec in layer.tensors],
+            group.window,
+        )
+        for group in layout.groups
+        for layer in group.layers
+    }
+    found: dict[tuple[int, bool], Any] = {}
+    held: Any
+    for index, held in enumerate(cache.layers):
+        if getattr(held, "keys", None) is not None:
+            tensors = [((t.shape[1], t.shape[3]), t.dtype) for t in (held.keys, held.values)]
+            found[index, False] = tensors, getattr(held, "sliding_window", None)
+        if isinstance(held, LinearAttentionCacheLayerMixin) and held.recurrent_states[0] is not None:
+            states: Any = (held.conv_states[0], held.recurrent_states[0])
+            found[index, True] = [(tuple(state.shape[1:]), state.dtype) for state in states], None
+    for index, state in sorted(wanted.keys() | found.keys()):
+        says, holds = wanted.get((index, state)), found.get((index, state))
+        if says != holds:
+            kind = "state" if state else "attention"
+            raise ValueError(f"layer {index}: the layout says {says} for its {kind}; the model {holds}")
+
+
+def _check_time_steps(model: PreTrainedModel) -> None:
+    """Refuse Mamba layers that bound their time steps: transformers does so in chunks, not in steps of one token."""
+    for name, module in model.named_modules():
+        limit = getattr(module, "time_step_limit", (0.0, math.inf))
+        if tuple(limit or ()) != (0.0, math.inf):
+            raise ValueError(f"{name}: time_step_limit {limit} is not supported, because single tokens would ignore it")

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from transformers.cache_utils import Cache
 
-from engines.embedded.cache import StateLayer, TokenLayer
+from engines.embedded.cache import state_layer, token_layer
 from kvcache.blocks import Extent, PageTable
 from kvcache.hostpool import HostPool
 from kvcache.layout import GroupKind
@@ -112,25 +112,24 @@ def load(cache: Cache, table: PageTable, memory: PageMemory) -> None:
     for g, group in enumerate(table.geometry.layout.groups):
         first, stop = group.first_token(table.stop), table.stop
         for n, layer in enumerate(group.layers):
-            held = cache.layers[layer.index]
-            if isinstance(held, TokenLayer):
-                held.restore(first, stop)
+            if group.kind is not GroupKind.STATE:
+                token_layer(cache, layer.index).restore(first, stop)
             for t, spec in enumerate(layer.tensors):
-                if isinstance(held, StateLayer):
-                    target, piece = held.state(t), Piece(0, g, n, t, stop, stop, 0, spec.nbytes)
+                if group.kind is GroupKind.STATE:
+                    target = state_layer(cache, layer.index).state(t)
+                    piece = Piece(0, g, n, t, stop, stop, 0, spec.nbytes)
                 else:
-                    assert isinstance(held, TokenLayer)
-                    target = held.tokens(t, first, stop)
+                    target = token_layer(cache, layer.index).tokens(t, first, stop)
                     piece = Piece(0, g, n, t, first, stop, 0, spec.nbytes * (stop - first))
                 memory.read(table.extents(piece), target)
 
 
 def _source(plan: TransferPlan, cache: Cache, piece: Piece) -> torch.Tensor:
-    held = cache.layers[plan.layout.groups[piece.group].layers[piece.layer].index]
-    if isinstance(held, StateLayer):
-        return held.state(piece.tensor)
-    assert isinstance(held, TokenLayer)
-    return held.tokens(piece.tensor, piece.start, piece.stop)
+    group = plan.layout.groups[piece.group]
+    index = group.layers[piece.layer].index
+    if group.kind is GroupKind.STATE:
+        return state_layer(cache, index).state(piece.tensor)
+    return token_layer(cache, index).tokens(piece.tensor, piece.start, piece.stop)
 
 
 def _as_bytes(tensor: torch.Tensor) -> Bytes:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin
 
-from engines.embedded.cache import StateLayer, TokenLayer
+from engines.embedded.cache import SideBySideLayer, StateLayer, TokenLayer
 
 
 class RaggedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
@@ -49,17 +49,25 @@ class RaggedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
 def join(caches: Sequence[Cache]) -> Cache:
     """One cache over the caches of several requests, for steps of one token. Steps advance the requests' own caches."""
-    layers: list[CacheLayerMixin | LinearAttentionCacheLayerMixin] = []
-    for held in zip(*(cache.layers for cache in caches), strict=True):
-        tokens = [row for row in held if isinstance(row, TokenLayer)]
-        states = [row for row in held if isinstance(row, StateLayer)]
-        layers.append(RaggedLayer(tokens) if tokens else _join_states(states))
+    layers = [_join(held) for held in zip(*(cache.layers for cache in caches), strict=True)]
     return Cache(layers=layers)
 
 
-def _join_states(rows: Sequence[StateLayer]) -> StateLayer:
-    batch = StateLayer(torch.cat([row.state(0) for row in rows]), torch.cat([row.state(1) for row in rows]))
+def _join(
+    rows: Sequence[CacheLayerMixin | LinearAttentionCacheLayerMixin],
+) -> CacheLayerMixin | LinearAttentionCacheLayerMixin:
+    """One layer of the batch over the same layer of every request."""
+    states = [row for row in rows if isinstance(row, StateLayer)]
+    held = [row.attention if isinstance(row, SideBySideLayer) else row for row in rows]
+    tokens = [row for row in held if isinstance(row, TokenLayer)]
+    if not states:
+        return RaggedLayer(tokens)
+    conv, recurrent = _join_states(states)
+    return SideBySideLayer(RaggedLayer(tokens), conv, recurrent) if tokens else StateLayer(conv, recurrent)
+
+
+def _join_states(rows: Sequence[StateLayer]) -> tuple[torch.Tensor, torch.Tensor]:
+    conv, recurrent = (torch.cat([row.state(tensor) for row in rows]) for tensor in (0, 1))
     for i, row in enumerate(rows):
-        row.conv_states[0] = batch.state(0)[i : i + 1]
-        row.recurrent_states[0] = batch.state(1)[i : i + 1]
-    return batch
+        row.conv_states[0], row.recurrent_states[0] = conv[i : i + 1], recurrent[i : i + 1]
+    return conv, recurrent

@@ -18,6 +18,7 @@ from transformers.cache_utils import Cache
 
 from engines.embedded.cache import empty_cache
 from engines.embedded.model import LanguageModel
+from engines.embedded.ragged import join
 from kvcache.layout import DType
 from kvcache.plan import chunk_bounds
 
@@ -48,6 +49,8 @@ def run_in_chunks(model: LanguageModel, cache: Cache, ids: Tensor, chunk_tokens:
     stop = ids.numel() - STEPS
     pieces = [*chunk_bounds(0, stop, chunk_tokens), *((n, n + 1) for n in range(stop, ids.numel()))]
     for begin, end in pieces:
+        if begin == stop:
+            cache = join([cache])
         started = time.perf_counter()
         out = model.hidden(ids[None, begin:end], torch.arange(begin, end)[None], cache)
         if begin >= stop:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from engines.embedded.cache import StateLayer, TokenLayer, empty_cache
+from engines.embedded.cache import StateLayer, TokenLayer, empty_cache, state_layer, token_layer
 from engines.embedded.pages import Export, PageMemory, load
 from engines.embedded.ragged import join
 from kvcache.layout import DType, GroupKind, GroupSpec, KVLayout, LayerSpec, TensorSpec
@@ -44,10 +44,10 @@ def test_a_window_keeps_its_buffer_small() -> None:
 
 
 def layout() -> KVLayout:
-    """All three kinds; states wider than a page."""
+    """All three kinds, two of them side by side in layer 2; states wider than a page."""
     return KVLayout(
         (
-            GroupSpec(GroupKind.FULL, (LayerSpec(1, (KEY, VALUE)),)),
+            GroupSpec(GroupKind.FULL, (LayerSpec(1, (KEY, VALUE)), LayerSpec(2, (KEY, VALUE)))),
             GroupSpec(GroupKind.SLIDING, (LayerSpec(0, (KEY, VALUE)), LayerSpec(3, (KEY, VALUE))), 50),
             GroupSpec(GroupKind.STATE, (LayerSpec(2, (CONV, RECURRENT)),)),
         )
@@ -72,7 +72,7 @@ def test_bytes_that_were_loaded_are_exported_again_unchanged(stop: int) -> None:
         export.after_layer(cache, index, stop)
     assert export.complete
     assert room.pieces(second, plan) == pieces
-    assert seen == [2, 4, 6, 8]
+    assert seen == [2, 4, 8, 10]
     del memory
     room.pool.close()
 
@@ -96,6 +96,27 @@ def test_a_piece_is_reported_only_when_its_bytes_lie_in_the_pool() -> None:
     assert export.complete
     del memory
     room.pool.close()
+
+
+def test_a_layer_with_both_kinds_joins_both_and_gives_both_back() -> None:
+    held = KVLayout(
+        (
+            GroupSpec(GroupKind.FULL, (LayerSpec(0, (KEY, VALUE)),)),
+            GroupSpec(GroupKind.STATE, (LayerSpec(0, (CONV, RECURRENT)),)),
+        )
+    )
+    caches = [empty_cache(held, 0) for _ in range(2)]
+    caches[1].update(*random_kv(30), 0)
+    batch = join(caches)
+    assert batch.has_previous_state(0)
+    assert batch.get_mask_sizes(1, 0) == (1, 0)
+    key = torch.randn(2, 2, 1, 8)
+    keys, _ = batch.update(key, torch.randn(2, 2, 1, 6), 0)
+    assert [k.shape[2] for k in keys] == [1, 31]
+    assert torch.equal(token_layer(caches[1], 0).tokens(0, 30, 31)[0], key[1, :, 0])
+    state_layer(batch, 0).state(1).copy_(torch.arange(2.0).view(2, 1, 1, 1).expand(2, *RECURRENT.shape))
+    assert [float(state_layer(cache, 0).state(1).max()) for cache in caches] == [0.0, 1.0]
+    assert [cache.get_seq_length() for cache in caches] == [1, 31]
 
 
 def test_joined_states_belong_to_their_requests_after_the_batch_is_gone() -> None:

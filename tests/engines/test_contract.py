@@ -20,7 +20,7 @@ from tests.engines.harness import CHUNK, GREEDY_LOGPROBS, Room, Spoken, generate
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-MODELS = ["llama", "gemma3_text:64", "gemma3_text:600", "qwen3_next"]
+MODELS = ["llama", "gemma3_text:64", "gemma3_text:600", "qwen3_next", "deepseek_v3", "falcon_h1"]
 LENGTHS = [1, 2, 63, 64, 65, 511, 512, 513, 1000, 4097]
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Gemma3Config, SiglipVisionConfig
 
 import engines.embedded.model
-from engines.embedded.allowed import ARCHITECTURES, check_model_type, check_rope
+from engines.embedded.allowed import ARCHITECTURES, KNOWN_WRONG, check_model_type, check_rope
 from engines.embedded.cache import empty_cache
 from engines.embedded.model import LanguageModel, load
 from engines.embedded.selfcheck import try_out
@@ -21,6 +22,7 @@ from engines.spec import EngineSpec
 from kvcache.layout import DType, KVLayout
 from kvcache.layout_configs import layout_from_config
 from tests.engines.harness import prompt
+from tests.models import tiny_model
 
 
 def loaded(path: Path, chunk_tokens: int = 64) -> LanguageModel:
@@ -29,10 +31,19 @@ def loaded(path: Path, chunk_tokens: int = 64) -> LanguageModel:
         return load(spec, json.loads((path / "config.json").read_text()))
 
 
-@pytest.mark.parametrize("model_type", ["jamba", "mamba", "falcon_mamba", "deepseek_v3", "", "None"])
+@pytest.mark.parametrize("model_type", [*KNOWN_WRONG, "deepseek_v2", "mimo_v2_flash", "", "None"])
 def test_an_architecture_that_is_not_listed_is_refused_with_the_list(model_type: str) -> None:
-    with pytest.raises(ValueError, match=f"'{model_type}' is not supported .*{', '.join(ARCHITECTURES)}"):
+    with pytest.raises(ValueError, match=f"'{model_type}' is not supported .*{', '.join(ARCHITECTURES)}") as refused:
         check_model_type({"model_type": model_type})
+    assert KNOWN_WRONG.get(model_type, "") in str(refused.value)
+    assert model_type not in ARCHITECTURES
+
+
+@pytest.mark.parametrize("arch", ["bamba", "falcon_h1", "granitemoehybrid", "nemotron_h"])
+def test_time_steps_that_single_tokens_would_not_keep_within_bounds_are_refused(arch: str, tmp_path: Path) -> None:
+    limits: dict[str, Any] = {} if arch == "nemotron_h" else {"time_step_limit": [0.001, 0.1]}
+    with pytest.raises(ValueError, match=r"time_step_limit \(0\.001, .*\) is not supported, because single tokens"):
+        loaded(tiny_model(arch, tmp_path, **limits))
 
 
 def test_rotary_embeddings_that_move_with_the_length_are_refused_wherever_they_stand() -> None:
@@ -49,7 +60,7 @@ def test_states_ask_for_chunks_of_whole_inner_chunks(model_dir: Callable[[str], 
     assert loaded(model_dir("llama"), chunk_tokens=100)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text:64", "qwen3_next"])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text:64", "qwen3_next", "deepseek_v3", "falcon_h1"])
 def test_a_layout_that_differs_from_the_real_cache_is_refused(
     model_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

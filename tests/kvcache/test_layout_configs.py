@@ -110,6 +110,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "shared_intermediate_size": 32,
         "layer_types": ["mamba", "attention", "mamba"],
     },
+    "bamba": {**DENSE, **MAMBA, "attn_layer_indices": [1]},
     "falcon_h1": {**DENSE, **MAMBA, "mamba_d_ssm": 128},
     "falcon_h1 without d_ssm": {**DENSE, **MAMBA, "model_type": "falcon_h1", "mamba_d_ssm": None},
     "nemotron_h": {
