@@ -62,7 +62,10 @@ class GenerateCommand(msgspec.Struct, frozen=True, tag=True):
 
 
 class StoreCommand(msgspec.Struct, frozen=True, tag=True):
-    """Answers an Offered: write it into ``pages``, a table of [start, stop), or forget it where there are none."""
+    """Answers an Offered: write it into ``pages``, a table of [start, stop), or forget it where there are none.
+
+    Without ``snapshot`` in the offer the table has no place for windows and states.
+    """
 
     job: str
     stop: int

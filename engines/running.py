@@ -16,6 +16,7 @@ from engines.protocol import (
     JobFailed,
     PrefillCommand,
     PrefillFinished,
+    StoreCommand,
 )
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,10 @@ class EngineRun:
     async def wait(self) -> Terminal:
         """The job's last event. Raises EngineLost, and whatever ``on_event`` raised. Cancelling it stops nothing."""
         return await asyncio.shield(self._reading)
+
+    def store(self, command: StoreCommand) -> None:
+        """Answer an offer of the job. Nothing happens where the job is over."""
+        self._engine.store(command)
 
     async def stop(self, patience_s: float) -> Terminal | None:
         """Cancel the job if it still runs and wait for its end; None where the engine was lost over it.

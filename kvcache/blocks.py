@@ -8,7 +8,7 @@ one size, that of the largest block, so the pool never fragments and room for a 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvcache.layout import GroupKind, GroupSpec, KVLayout
 from kvcache.plan import Piece
@@ -31,11 +31,12 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class PageGeometry:
-    """How a layout's tensors map onto pages of ``page_bytes``."""
+    """How a layout's tensors map onto pages of ``page_bytes``. Without ``ends``, windows and states have no place."""
 
     layout: KVLayout
     block_tokens: int
     page_bytes: int
+    ends: bool = True
 
     @classmethod
     def of(cls, layout: KVLayout, block_tokens: int = 64) -> PageGeometry:
@@ -48,6 +49,11 @@ class PageGeometry:
             default=65536,
         )
         return cls(layout, block_tokens, -(-largest // PAGE_ALIGNMENT) * PAGE_ALIGNMENT)
+
+    @property
+    def blocks_only(self) -> PageGeometry:
+        """The same without windows and states: for the blocks of full-attention layers alone."""
+        return replace(self, ends=False)
 
     def pages_for(self, start: int, stop: int) -> int:
         """Pages that a transfer of tokens [start, stop) occupies."""
@@ -71,6 +77,8 @@ class PageGeometry:
     def layer_pages(self, g: int, n: int, start: int, stop: int) -> int:
         """Pages that a transfer of tokens [start, stop) occupies with one layer of one group."""
         group = self.layout.groups[g]
+        if not self.ends and group.kind is not GroupKind.FULL:
+            return 0
         if group.kind is GroupKind.STATE:
             return -(-group.layers[n].nbytes // self.page_bytes)
         return -(-stop // self.block_tokens) - self.first_block(group, start, stop)

@@ -165,17 +165,22 @@ class LinkReport(msgspec.Struct, frozen=True):
 
 
 class PrefillStarted(msgspec.Struct, frozen=True, tag=True):
-    """The engine has begun to compute this job."""
+    """The engine has begun to compute this job, behind the first ``cached_tokens``."""
 
     transfer: bytes
+    cached_tokens: int = 0
 
 
 class PrefillDone(msgspec.Struct, frozen=True, tag=True):
-    """Every token of the job is computed; the transfer may still be under way."""
+    """Every token of the job is computed; the transfer may still be under way.
+
+    ``tokens`` were computed in ``compute_s``, behind ``cached_tokens`` that needed no computing.
+    """
 
     transfer: bytes
     compute_s: float
     tokens: int
+    cached_tokens: int = 0
 
 
 class TransferDone(msgspec.Struct, frozen=True, tag=True):
@@ -205,7 +210,10 @@ class Delta(msgspec.Struct, frozen=True, tag=True):
 
 
 class Finished(msgspec.Struct, frozen=True, tag=True):
-    """The generation ended well. ``reason`` is stop or length; ``stop_text`` names the stop string that matched."""
+    """The generation ended well. ``reason`` is stop or length; ``stop_text`` names the stop string that matched.
+
+    ``cached_tokens`` of the prompt were not prefilled in place because their KV was here already.
+    """
 
     generation: str
     reason: str
@@ -279,7 +287,8 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
 class PrefillJob(msgspec.Struct, frozen=True, tag=True):
     """Compute tokens [start, stop) and send them to whoever holds the ticket; job id = transfer id in hex.
 
-    ``dial`` is set where the decode node accepts and this one must dial. ``priority`` 0 runs first.
+    ``dial`` is set where the decode node accepts and this one must dial. ``priority`` 0 runs first. ``salt`` and
+    ``lora`` go into the names of the prompt's blocks.
     """
 
     ticket: bytes
@@ -287,6 +296,8 @@ class PrefillJob(msgspec.Struct, frozen=True, tag=True):
     codec: str
     priority: int = 0
     dial: KvPeer | None = None
+    salt: str = ""
+    lora: str = ""
 
 
 class KvSource(msgspec.Struct, frozen=True):
@@ -304,13 +315,19 @@ class KvSource(msgspec.Struct, frozen=True):
 
 
 class GenerateJob(msgspec.Struct, frozen=True, tag=True):
-    """Decode one request; ``source`` None prefills in place. ``deadline`` is Unix seconds for the whole job."""
+    """Decode one request; ``source`` None prefills in place. ``deadline`` is Unix seconds for the whole job.
+
+    ``salt`` and ``lora`` go into the names of the prompt's blocks; ``quality`` bounds what is used of the cached ones.
+    """
 
     generation: str
     token_ids: tuple[int, ...]
     sampling: Sampling
     source: KvSource | None
     deadline: float
+    salt: str = ""
+    lora: str = ""
+    quality: Quality = Quality.EXACT
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):

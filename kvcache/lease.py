@@ -22,6 +22,9 @@ class LeaseHolder(Protocol):
     def let_go(self, lease: Lease, entries: Sequence[Entry], firm: bool) -> None:
         """A lease ends."""
 
+    def find(self, hashes: Sequence[bytes]) -> list[Block]:
+        """The blocks of these names, as far as they are kept."""
+
     def told_freed(self) -> None:
         """Pages may have become evictable."""
 
@@ -61,6 +64,16 @@ class Lease:
         """Make it soft again. False where it is gone already."""
         assert self._revoked is not None, "this lease was never soft"
         return self._turn(False)
+
+    def grow(self, hashes: Sequence[bytes]) -> None:
+        """Hold the blocks of these names too, which follow those that are held. Nothing happens where it is gone.
+
+        What the lease says of itself stays: this only keeps them from going.
+        """
+        if self._held:
+            found = self._cache.find(hashes)
+            self._entries = (*self._entries, *found)
+            self._cache.hold(self, found, self._firm)
 
     def release(self) -> None:
         """Let go. Idempotent."""

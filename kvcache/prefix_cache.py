@@ -33,7 +33,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class CacheFigures:
-    """Counters since the start, but ``pages`` and ``pinned_pages``: as it is now. A hit is a lease of any length."""
+    """``hits`` that spared their jobs ``hit_tokens``, and ``evicted_pages``, since the start; the others as of now."""
 
     pages: int
     pinned_pages: int
@@ -133,21 +133,30 @@ class PrefixCache:
         ``tokens`` is a multiple of the block size. With ``revoked`` the lease is soft. None where not all of it is kept
         at this quality.
         """
-        blocks = []
-        for name in hashes[: tokens // self.block_tokens]:
-            block = self._blocks.get(name)
-            if block is None or not quality.allows(block.provenance.quality):
-                return None
-            blocks.append(block)
-        if len(blocks) * self.block_tokens != tokens:
+        blocks = self.find(hashes[: tokens // self.block_tokens])
+        usable = all(quality.allows(block.provenance.quality) for block in blocks)
+        if not usable or len(blocks) * self.block_tokens != tokens:
             return None
         snapshot = blocks[-1].snapshot if blocks and resume and self._snapshots else None
         if blocks and resume and self._snapshots and not _usable(snapshot, quality):
             return None
-        if tokens:
-            self._hits += 1
-            self._hit_tokens += tokens
         return Lease(self, blocks, snapshot, revoked)
+
+    def used(self, lease: Lease) -> None:
+        """Count a lease that has spared its holder something."""
+        if lease.tokens:
+            self._hits += 1
+            self._hit_tokens += lease.tokens
+
+    def find(self, hashes: Sequence[bytes]) -> list[Block]:
+        """The blocks of these names, as far as they are kept."""
+        found = []
+        for name in hashes:
+            block = self._blocks.get(name)
+            if block is None:
+                break
+            found.append(block)
+        return found
 
     def hold(self, lease: Lease, entries: Sequence[Entry], firm: bool) -> None:
         """A lease begins."""

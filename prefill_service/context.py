@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from engines.protocol import Engine
 from kvcache.blocks import PageGeometry
+from kvcache.checkpoints import CheckpointPolicy
 from kvcache.codecs import Transform
 from kvcache.codecs.meter import CodecMeter
 from kvcache.control import FromNode
@@ -41,7 +42,7 @@ class ServiceContext:
 
     ``executor`` runs encoders and digests, which ``meter`` counts; ``report`` sends to the gateway and never waits;
     ``chunk_tokens`` and ``fingerprint`` are this node's, and a ticket must name the same. ``transforms`` are the
-    calibrations at hand.
+    calibrations at hand, ``checkpoints`` says where prefills leave snapshots.
     """
 
     node_id: str
@@ -57,4 +58,5 @@ class ServiceContext:
     report: Callable[[FromNode], None]
     transforms: tuple[Transform, ...] = ()
     limits: ServiceLimits = field(default_factory=ServiceLimits)
+    checkpoints: CheckpointPolicy = field(default_factory=CheckpointPolicy)
     meter: CodecMeter = field(default_factory=CodecMeter)

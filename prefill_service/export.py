@@ -12,18 +12,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from engines.protocol import EngineLost, Exported, JobCancelled, JobEvent, JobFailed, PrefillCommand, PrefillFinished
-from engines.running import EngineRun
+from engines.keeping import JobKeeper
+from engines.protocol import EngineLost
+from kvcache.chain import TokenChain
 from kvcache.codecs import CodecError, CodecSet
-from kvcache.control import PrefillDone, PrefillJob, PrefillStarted
+from kvcache.control import PrefillJob
 from kvcache.fate import Ending, JobEnded, JobFate
+from kvcache.kept import Provenance
 from kvcache.plan import plan_transfer
+from kvcache.quality import Quality
 from kvcache.room import RoomCrowded, RoomTimeout
 from kvcache.threadwork import ThreadWork
 from kvcache.ticket import Ticket
 from kvcache.transfer import OutgoingTransfer, TransferViolation
 from kvcache.transport import Connection, Expected, Peer, PeerLost, PeerRefused, PeerUnreachable
 from kvcache.wire import Abort, Ack, Grant, Manifest, Open
+from prefill_service.booking import Booking
+from prefill_service.computing import Computation
 from prefill_service.context import ServiceContext
 from prefill_service.sender import PieceSender
 
@@ -40,7 +45,6 @@ class Export:
         self.ticket = ticket
         self.fate = JobFate("queue")
         self.cancel_asked = False
-        self.computed_tokens = 0
         self.peer: Peer | None = None
         self._context = context
         self._order = order
@@ -50,13 +54,14 @@ class Export:
         self._threads = ThreadWork(context.executor)
         self._outgoing: OutgoingTransfer | None = None
         self._sender: PieceSender | None = None
-        self._run: EngineRun | None = None
+        self._computation: Computation | None = None
+        self._booking: Booking | None = None
+        self._keeper: JobKeeper | None = None
         self._helpers: list[asyncio.Task[None]] = []
         self._announced = False
         self._announced_at = 0.0
         self._early_bytes = 0
         self._early: tuple[Connection, ...] = ()
-        self._computed_at: float | None = None
         self._granted_at: float | None = None
         self._claimed = asyncio.Event()
         self._manifest: Manifest | None = None
@@ -65,17 +70,22 @@ class Export:
     @property
     def waiting(self) -> bool:
         """Whether it has not begun to compute."""
-        return self._run is None
+        return self._computation is None
 
     @property
     def computing(self) -> bool:
         """Whether the engine works on it."""
-        return self._run is not None and not self._run.ended
+        return self._computation is not None and not self._computation.ended
 
     @property
     def tokens_to_compute(self) -> int:
         """Tokens that the engine has still to do."""
-        return 0 if self._computed_at is not None else self.ticket.stop - self.computed_tokens
+        return self.ticket.stop - self.computed_tokens
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens that are computed or need no computing."""
+        return 0 if self._computation is None else self._computation.computed_tokens
 
     async def run(self) -> Ending | None:
         """Serve the transfer to its end; None where the other side has committed it. Nothing is held afterwards."""
@@ -85,12 +95,15 @@ class Export:
         for helper in self._helpers:
             helper.cancel()
         await asyncio.gather(*self._helpers, return_exceptions=True)
-        if self._run is not None:
-            last = await self._run.stop(self._context.limits.engine_patience_s)
-            if isinstance(last, JobCancelled):
-                self.computed_tokens = last.prefilled_tokens
+        if self._computation is not None:
+            await self._computation.stop()
         await self._threads.settle()
-        self._context.room.release(self._owner)
+        if self._computation is not None:
+            self._computation.keep()
+        if self._keeper is not None:
+            self._keeper.close()
+        if self._booking is not None:
+            self._booking.release()
         return ending
 
     def cancel(self) -> None:
@@ -166,15 +179,15 @@ class Export:
             self._helpers.append(asyncio.create_task(self._dial()))
         layout = self._context.geometry.layout
         plan = await self._threads.start(plan_transfer, layout, ticket.start, ticket.stop, ticket.chunk_tokens)
+        chain = None if self._context.room.cache is None else await self._threads.start(self._chain)
         try:
             self._outgoing = OutgoingTransfer(plan, ticket)
         except TransferViolation as violation:
             raise JobEnded("bad_ticket", str(violation)) from violation
-        pages = await self._reserve()
-        table = self._context.geometry.table(ticket.start, ticket.stop, pages)
+        booking = await self._book(chain)
         self._sender = PieceSender(
             self._outgoing,
-            table,
+            booking.table,
             self._context.pool,
             self._codec,
             self._context.meter,
@@ -183,7 +196,11 @@ class Export:
             batches_ahead=limits.batches_ahead,
             wire_bytes_ahead=limits.wire_bytes_ahead,
         )
-        self._start_engine(pages)
+        context, order = self._context, self._order
+        self._computation = Computation(
+            context, order, ticket, plan, booking, self._keeper, self.fate, self._sender.exported
+        )
+        self._helpers.append(asyncio.create_task(self._watch_engine(self._computation)))
         await self._claimed.wait()
         assert self.peer is not None
         self._announce(self.peer)
@@ -193,9 +210,8 @@ class Export:
             raise JobEnded("peer_lost", str(lost), stage="transfer") from lost
         except CodecError as error:
             raise JobEnded("codec", str(error), stage="transfer") from error
-        assert self._run is not None
         with contextlib.suppress(EngineLost):
-            await self._run.wait()
+            await self._computation.wait()
 
     def _all_sent(self) -> None:
         """Every piece has gone at least once: close the account. The other side waits for what is still under way."""
@@ -256,63 +272,38 @@ class Export:
         except PeerUnreachable as error:
             self.fate.end("peer_unreachable", str(error), stage="transfer")
 
-    async def _reserve(self) -> tuple[int, ...]:
-        count = self._context.geometry.pages_for(self.ticket.start, self.ticket.stop)
+    def _chain(self) -> TokenChain:
+        """The prompt as the cache knows it. Runs in a thread."""
+        order, context = self._order, self._context
+        tokens, block = order.token_ids[: self.ticket.stop], context.geometry.block_tokens
+        return TokenChain.of(tokens, block, fingerprint=context.fingerprint, salt=order.salt, lora=order.lora)
+
+    async def _book(self, chain: TokenChain | None) -> Booking:
+        """Wait for room. Whoever may have the bytes that are sent may have what they are computed from."""
+        quality = Quality.needed_for(self._codec.members) or Quality.EXACT
+        self._booking = booking = Booking(self._context, self._owner, self.ticket, quality, chain)
         try:
-            return await self._context.room.acquire(self._owner, count, self._deadline)
+            await booking.book(self._deadline)
         except RoomCrowded as error:
             raise JobEnded("queue_full", str(error)) from error
         except RoomTimeout as error:
             raise JobEnded("deadline", str(error)) from error
+        if chain is not None and booking.lease is not None:
+            provenance = Provenance(booking.lease.quality, origin=self._context.node_id)
+            room, geometry = self._context.room, self._context.geometry
+            self._keeper = JobKeeper(room, geometry, self._owner, chain, booking.lease, provenance, exports=True)
+        return booking
 
-    def _start_engine(self, pages: tuple[int, ...]) -> None:
-        engine = self._context.engine()
-        if engine is None:
-            raise JobEnded("engine_lost", "the engine is being restarted")
-        tokens = self._order.token_ids[: self.ticket.stop]
-        command = PrefillCommand(self.job, tokens, self.ticket.start, self.ticket.stop, pages, self._order.priority)
-        self._run = EngineRun(engine, command, self._on_event)
-        self.fate.stage = "prefill"
-        self._context.report(PrefillStarted(self.ticket.transfer))
-        self._helpers.append(asyncio.create_task(self._watch_engine(self._run)))
-
-    async def _watch_engine(self, run: EngineRun) -> None:
+    async def _watch_engine(self, computation: Computation) -> None:
         """An engine that is lost or breaks the protocol ends the transfer, whatever the transfer waits for."""
         try:
-            await run.wait()
+            await computation.wait()
         except Exception as error:
             if not self._is_committed:
                 self.fate.end("engine_lost", str(error), stage="prefill")
 
-    def _on_event(self, event: JobEvent) -> None:
-        assert self._sender is not None
-        assert self._outgoing is not None
-        match event:
-            case Exported(next_seq=next_seq):
-                self._sender.exported(next_seq)
-                if next_seq:
-                    self.computed_tokens = self._tokens_below(next_seq)
-            case PrefillFinished(compute_s=compute_s):
-                if self._sender.exported_seq != len(self._outgoing.plan.pieces):
-                    raise ValueError(f"engine finished after {self._sender.exported_seq} pieces of the plan")
-                self._computed_at = asyncio.get_running_loop().time()
-                self.computed_tokens = self.ticket.stop
-                if not self.fate.over:
-                    self.fate.stage = "transfer"
-                    self._context.report(PrefillDone(self.ticket.transfer, compute_s, self.ticket.stop))
-            case JobFailed(cause=cause, detail=detail):
-                self.fate.end(cause, detail, stage="prefill")
-            case JobCancelled(prefilled_tokens=prefilled):
-                self.computed_tokens = prefilled
-                self.fate.end("engine_cancelled", "the engine gave the job up", stage="prefill")
-
-    def _tokens_below(self, next_seq: int) -> int:
-        """Tokens computed once the pieces below ``next_seq`` are exported."""
-        assert self._outgoing is not None
-        chunk = self._outgoing.plan.pieces[next_seq - 1].chunk
-        first = self.ticket.start // self.ticket.chunk_tokens
-        return min(self.ticket.stop, (first + chunk) * self.ticket.chunk_tokens)
-
     def _computed_after_s(self) -> float:
-        computed_at = asyncio.get_running_loop().time() if self._computed_at is None else self._computed_at
+        assert self._computation is not None
+        last_at = self._computation.last_at
+        computed_at = asyncio.get_running_loop().time() if last_at is None else last_at
         return computed_at - (self._announced_at if self._granted_at is None else self._granted_at)

@@ -59,7 +59,7 @@ class Offer:
 
     def write(self, geometry: PageGeometry, memory: PageMemory, pages: tuple[int, ...]) -> None:
         """Fill ``pages``. Raises ValueError where they are not as many as this takes."""
-        table = geometry.table(self.start, self.stop, pages)
+        table = (geometry.blocks_only if self.ends is None else geometry).table(self.start, self.stop, pages)
         for g, group in enumerate(geometry.layout.groups):
             for n, layer in enumerate(group.layers):
                 for t in range(len(layer.tensors)):

@@ -16,6 +16,7 @@ from engines.protocol import (
     Loaded,
     PrefillCommand,
     PrefillFinished,
+    StoreCommand,
 )
 from kvcache.blocks import PageGeometry
 from kvcache.hostpool import HostPool
@@ -46,6 +47,9 @@ class ReplayEngine:
         """Start a job."""
         events = self._export(command) if isinstance(command, PrefillCommand) else self._load(command)
         return cast(JobStream, events)
+
+    def store(self, command: StoreCommand) -> None:
+        """Nothing is ever offered."""
 
     async def cancel(self, job: str) -> None:
         """Every job ends by itself at once."""
