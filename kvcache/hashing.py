@@ -8,6 +8,7 @@ from hashlib import blake2b
 from sys import byteorder
 
 HASH_BYTES = 16
+TOKEN_BYTES = 4
 
 
 def block_hashes(
@@ -27,7 +28,8 @@ def block_hashes(
     """
     if block_tokens < 1:
         raise ValueError(f"block_tokens must be at least 1, got {block_tokens}")
-    return _chain(chain_root(fingerprint, salt=salt, lora=lora, extras=extras), token_ids, block_tokens)
+    root = chain_root(fingerprint, salt=salt, lora=lora, extras=extras)
+    return packed_hashes(root, packed(token_ids), block_tokens)
 
 
 def chain_root(fingerprint: str, *, salt: str, lora: str = "", extras: Sequence[bytes] = ()) -> bytes:
@@ -41,21 +43,26 @@ def chain_root(fingerprint: str, *, salt: str, lora: str = "", extras: Sequence[
 
 def more_hashes(last: bytes, token_ids: Sequence[int], block_tokens: int) -> list[bytes]:
     """Hashes of the full blocks of ``token_ids`` that follow the block named ``last``. Raises as ``block_hashes``."""
-    return _chain(last, token_ids, block_tokens)
+    return packed_hashes(last, packed(token_ids), block_tokens)
 
 
-def _chain(key: bytes, token_ids: Sequence[int], block_tokens: int) -> list[bytes]:
+def packed(token_ids: Sequence[int]) -> memoryview:
+    """Token ids as they are hashed, four bytes each, little-endian. Raises ValueError for ids outside 32 bits."""
     try:
         ids = array("I", token_ids)
     except (OverflowError, TypeError) as error:
         raise ValueError(f"token_ids: {error}") from error
-    assert ids.itemsize == 4
+    assert ids.itemsize == TOKEN_BYTES
     if byteorder == "big":
         ids.byteswap()
-    data = memoryview(ids).cast("B")
-    step = block_tokens * 4
+    return memoryview(ids).cast("B")
+
+
+def packed_hashes(key: bytes, tokens: bytes | memoryview, block_tokens: int) -> list[bytes]:
+    """Hashes of the full blocks of packed ``tokens`` that follow the block, or the root, named ``key``."""
+    step = block_tokens * TOKEN_BYTES
     hashes = []
-    for begin in range(0, len(data) - step + 1, step):
-        key = blake2b(data[begin : begin + step], digest_size=HASH_BYTES, key=key).digest()
+    for begin in range(0, len(tokens) - step + 1, step):
+        key = blake2b(tokens[begin : begin + step], digest_size=HASH_BYTES, key=key).digest()
         hashes.append(key)
     return hashes
