@@ -142,6 +142,17 @@ class Registry:
         session = self._sessions.get(node_id)
         return session if session is not None and session.lost is None else None
 
+    def cannot_play(self, node: NodeSession, role: Role) -> str | None:
+        """Why a joined node cannot take a role, with the cure; None where it can."""
+        if node.join.cluster != self.local_cluster:
+            return f"{node.node_id} is in {node.join.cluster!r}; only nodes of {self.local_cluster!r} change roles"
+        if not node.join.converts:
+            return f"{node.node_id} is too old to change its role; restart it with the other --role"
+        other = self._unreachable(node.join, role)
+        if other is not None:
+            return f"{node.node_id} only dials out, and so does {other}; start one of them with --dial in"
+        return None
+
     @property
     def chunk_tokens(self) -> int | None:
         """The chunk grid that all joined nodes share; None while there is none."""
@@ -244,13 +255,17 @@ class Registry:
             return Refused(
                 "dial", f"cluster {join.cluster!r} is registered with dial: {cluster.dial}, but this node {word}"
             )
+        other = self._unreachable(join, join.role)
+        if other is not None:
+            return Refused("dial", f"this node only dials out, and so does {other!r}; one must accept")
+        return None
+
+    def _unreachable(self, join: Join, role: Role) -> str | None:
+        """A node of the other role that this one could not exchange KV with, as neither accepts connections."""
         if join.kv_address is not None:
             return None
-        other_role = Role.DECODE if join.role is Role.PREFILL else Role.PREFILL
-        for other in self.nodes(role=other_role):
-            if other.join.kv_address is None and other.node_id != join.node_id:
-                return Refused("dial", f"this node only dials out, and so does {other.node_id!r}; one must accept")
-        return None
+        others = self.nodes(role=Role.DECODE if role is Role.PREFILL else Role.PREFILL)
+        return next((o.node_id for o in others if o.join.kv_address is None and o.node_id != join.node_id), None)
 
     def _local_dialers(self) -> list[str]:
         local = self.nodes(self.local_cluster, Role.DECODE)

@@ -6,9 +6,12 @@ import asyncio
 from collections import OrderedDict, deque
 from typing import Protocol
 
+import msgspec
+
 from kvcache import control
 from kvcache.control import Cancel, CodecWork, Heartbeat, Join, ToNode
 from kvcache.quality import Quality
+from kvcache.wire import Role
 from scheduler.codec_speeds import CodecSpeeds, Work
 from scheduler.speeds import PrefillSpeed
 
@@ -57,6 +60,8 @@ class NodeSession:
         self.jobs: dict[str, JobOwner] = {}
         self.awaited: dict[str, JobOwner] = {}
         self.prefill_tokens = 0
+        self.becoming: Role | None = None
+        """The role that a conversion leads to; None where there is none. It gets no work meanwhile."""
         self.lost: str | None = None
         self._lingering: OrderedDict[str, JobOwner] = OrderedDict()
         self._cancels: OrderedDict[str, float] = OrderedDict()
@@ -66,8 +71,8 @@ class NodeSession:
 
     @property
     def accepting(self) -> bool:
-        """Whether it said that it takes jobs, and can still be reached."""
-        return self.lost is None and self.heartbeat is not None and self.heartbeat.accepting
+        """Whether it said that it takes jobs, can still be reached, and is not being converted."""
+        return self.lost is None and self.becoming is None and self.heartbeat is not None and self.heartbeat.accepting
 
     @property
     def sending(self) -> bool:
@@ -92,6 +97,10 @@ class NodeSession:
         self.speed.claim(heartbeat.prefill_tokens_per_s)
         for work in heartbeat.codecs[:MAX_CODECS]:
             self.codecs.count(work.codec, *_encoded_decoded(work), now)
+
+    def plays(self, role: Role, epoch: int) -> None:
+        """Its role from now on, and the epoch of the order that it answered."""
+        self.join = msgspec.structs.replace(self.join, role=role, role_epoch=max(epoch, self.join.role_epoch))
 
     def send(self, message: ToNode) -> None:
         """Queue a message. Raises NodeLost where the stream is gone, or too slow for what is queued already."""

@@ -1,4 +1,4 @@
-"""What a gateway remembers over a restart: one SQLite file with its ticket key, API keys, clusters and decisions.
+"""What a gateway remembers over a restart: one SQLite file with ticket key, API keys, clusters, decisions, conversions.
 
 Without a file everything lives in memory and ends with the process. The file holds a private key and is created
 readable by its owner alone.
@@ -21,7 +21,7 @@ from gateway.errors import ApiError
 
 LOCK_WAIT_S = 1.0
 """How long a statement may wait for another process; the event loop waits with it, and a node's lease is 3.5 s."""
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS secrets (name TEXT PRIMARY KEY, value BLOB NOT NULL);
@@ -35,6 +35,11 @@ CREATE TABLE IF NOT EXISTS decisions (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL, request_id TEXT NOT NULL, record BLOB NOT NULL);
 CREATE INDEX IF NOT EXISTS decisions_by_id ON decisions (id);
 CREATE INDEX IF NOT EXISTS decisions_by_request ON decisions (request_id);
+CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS conversions (id INTEGER PRIMARY KEY AUTOINCREMENT, record BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS actions (id INTEGER PRIMARY KEY AUTOINCREMENT, record BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS traffic_slots (
+    day INTEGER NOT NULL, slot INTEGER NOT NULL, record BLOB NOT NULL, PRIMARY KEY (day, slot));
 """
 
 

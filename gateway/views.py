@@ -48,6 +48,8 @@ def node_view(node: NodeSession, now: float) -> dict[str, Any]:
         "incarnation": node.incarnation,
         "cluster": join.cluster,
         "role": join.role.name.lower(),
+        "becoming": None if node.becoming is None else node.becoming.name.lower(),
+        "role_epoch": join.role_epoch,
         "version": join.version,
         "kv_address": None if join.kv_address is None else f"{join.kv_address.host}:{join.kv_address.port}",
         "joined_s_ago": now - node.joined_at,

@@ -61,6 +61,7 @@ class Controller:
         self.assessment: Assessment | None = None
         self.finished_slot: SlotRecord | None = None
         self.log: deque[LogEntry] = deque(maxlen=LOG_ENTRIES)
+        self._untaken: deque[LogEntry] = deque(maxlen=LOG_ENTRIES)
         self._epoch = epoch
         self._pattern = pattern
         self._unix_at_0 = unix_at_0
@@ -98,6 +99,12 @@ class Controller:
         proposal = self.proposals.refuse(number, by, now)
         self._say(now, "refused", f"proposal {number} by {by}")
         return proposal
+
+    def take_log(self) -> tuple[LogEntry, ...]:
+        """What was said since the last call, for whoever keeps it."""
+        taken = tuple(self._untaken)
+        self._untaken.clear()
+        return taken
 
     # ---- proposals
 
@@ -300,7 +307,9 @@ class Controller:
             self._say(now, "failed", f"the conversion of {name} was rolled back; it is left alone for a while")
 
     def _say(self, now: float, what: str, reason: str) -> None:
-        self.log.append(LogEntry(now, what, reason))
+        entry = LogEntry(now, what, reason)
+        self.log.append(entry)
+        self._untaken.append(entry)
 
     @property
     def _look(self) -> Assessment:
