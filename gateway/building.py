@@ -18,13 +18,17 @@ from scheduler.facts import RequestFacts
 
 @dataclass(frozen=True, slots=True)
 class Prompted:
-    """A request ready to be routed. ``facts.request_id`` is internal and unique; ``request_id`` is the client's."""
+    """A request ready to be routed. ``facts.request_id`` is internal and unique; ``request_id`` is the client's.
+
+    ``names`` are those of the full blocks of the prompt less its last token.
+    """
 
     request_id: str
     endpoint: str
     facts: RequestFacts
     token_ids: tuple[int, ...]
     sampling: Sampling
+    names: tuple[bytes, ...] = ()
 
 
 class AttemptBuilder:
@@ -77,7 +81,7 @@ class AttemptBuilder:
                 prefill_incarnation=prefill.incarnation,
                 decode_key=decode.join.public_key,
                 fingerprint=self._fingerprint,
-                start=0,
+                start=option.start,
                 stop=stop,
                 chunk_tokens=chunk,
                 byte_cap=option.transfer_bytes,
@@ -93,7 +97,7 @@ class AttemptBuilder:
             dial = KvPeer(decode.node_id, decode.incarnation, decode.join.public_key, answers)
         job = PrefillJob(ticket, prompted.token_ids, option.codec, priority, dial)
         link = self._registry.link(prefill.join.cluster)
-        leg = PrefillLeg(prefill, job, link, 0, stop, chunk)
+        leg = PrefillLeg(prefill, job, link, option.start, stop, chunk)
         quality = prompted.facts.quality
         return leg, KvSource(ticket, prefill.node_id, prefill.incarnation, prefill.join.public_key, accepts, quality)
 

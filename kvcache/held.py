@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from kvcache.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+from kvcache.hashing import HASH_BYTES
+from kvcache.kv_events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KvEvent
 
 
 class HeldSink(Protocol):
@@ -46,7 +47,7 @@ class OwnNames:
                 case BlockStored():
                     self._stored(event)
                 case BlockRemoved():
-                    names = [name for name in event.block_hashes if isinstance(name, bytes)]
+                    names = _names(event.block_hashes)
                     if event.group_idx:
                         self._sink.removed_snapshot(names)
                     else:
@@ -55,12 +56,20 @@ class OwnNames:
                     self._sink.cleared()
 
     def _stored(self, event: BlockStored) -> None:
-        names = [name for name in event.block_hashes if isinstance(name, bytes)]
-        parent = event.parent_block_hash
+        names, parents = _names(event.block_hashes), _names([event.parent_block_hash or b""])
         if event.group_idx:
             for name in names:
                 self._sink.snapshot(name)
-        elif event.block_size != self._block_tokens or len(names) < len(event.block_hashes) or isinstance(parent, int):
+        elif (
+            event.block_size != self._block_tokens
+            or len(names) < len(event.block_hashes)
+            or (event.parent_block_hash is not None and not parents)
+        ):
             self.unreadable += len(event.block_hashes)
         else:
-            self._sink.stored(names, parent)
+            self._sink.stored(names, parents[0] if parents else None)
+
+
+def _names(hashes: Sequence[BlockHash]) -> list[bytes]:
+    """Those that can be names of ours."""
+    return [name for name in hashes if isinstance(name, bytes) and len(name) == HASH_BYTES]

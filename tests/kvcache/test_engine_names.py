@@ -289,6 +289,7 @@ def test_our_own_nodes_names_are_taken_as_they_are() -> None:
     names.apply([removed(two, group=1), removed(one, group=0)])
     assert (set(held.blocks), held.snapshots) == ({two}, set())
     names.apply([stored([7], tokens(8)), stored([one], tokens(4), size=4), stored([one], tokens(8), 5)])
-    assert names.unreadable == 3
+    names.apply([stored([b"short"], tokens(8)), stored([one], tokens(8), b"short"), removed(b"short")])
+    assert names.unreadable == 5
     names.apply([AllBlocksCleared()])
     assert held.blocks == {}
