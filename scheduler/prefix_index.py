@@ -78,11 +78,12 @@ class PrefixIndex:
         if not path:
             return {}
         found: dict[str, Match] = {}
+        snapshots = _snapshots(path) if self.snapshots else []
         for holder, held in _held(path).items():
             node = self.owners.get(holder)
             if node is None:
                 continue
-            resumable = _resumable(path, holder, held) if self.snapshots else held
+            resumable = _resumable(snapshots, holder, held) if self.snapshots else held
             if node in found:  # in several spans
                 other = found[node]
                 held, resumable = max(held, other.held_blocks), max(resumable, other.resumable_blocks)
@@ -209,13 +210,22 @@ def _held(path: Sequence[tuple[Run, int]]) -> dict[int, int]:
     return held
 
 
-def _resumable(path: Sequence[tuple[Run, int]], holder: int, held: int) -> int:
+def _snapshots(path: Sequence[tuple[Run, int]]) -> list[tuple[int, int, dict[int, int]]]:
+    """Where on the path each run with snapshots begins and is left, and they, the last run first."""
+    found, base = [], 0
+    for run, upto in path:
+        if run.snapshots:
+            found.append((base, base + upto, run.snapshots))
+        base += upto
+    found.reverse()
+    return found
+
+
+def _resumable(snapshots: Sequence[tuple[int, int, dict[int, int]]], holder: int, held: int) -> int:
     """The last of ``holder``'s snapshots within its ``held`` leading blocks, or 0."""
-    base = sum(upto for _, upto in path)
-    for run, upto in reversed(path):
-        base -= upto
-        if base < held and run.snapshots and (value := run.snapshots.get(holder)):
-            last = coverage.last_before(value, min(upto, held - base))
+    for base, end, values in snapshots:
+        if base < held and (value := values.get(holder)):
+            last = coverage.last_before(value, (held if held < end else end) - base)
             if last:
                 return base + last
     return 0

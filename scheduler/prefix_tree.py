@@ -100,24 +100,48 @@ class PrefixTree:
                 self.runs.trim(run)
 
     def _deepest(self, names: Sequence[bytes]) -> tuple[int, int]:
-        """The slot of the last known name that hangs on the root, and how many names that makes; zeros with none."""
-        find, runs = self.table.find, self.runs
-        floating = bool(runs.floating)
+        """The slot of the last known name that hangs on the root, and how many names that makes; zeros with none.
 
-        def rooted(position: int) -> int:
-            slot = find(names[position])
-            return 0 if slot and floating and runs.at(slot).top.above is not None else slot
-
-        if not names or not (best := rooted(0)):
+        Along a run as far as it goes, then with the run that begins there. At each such fork one probe halfway halves
+        what is left, so that neither long runs nor many forks take more than a few dozen comparisons.
+        """
+        if not names or not (slot := self._rooted(names[0])):
             return 0, 0
-        low, high = 1, len(names)
+        known, stop = 1, len(names)
+        while True:
+            run, offset = self.runs.at(slot), self.table.offset_of[slot]
+            if more := self._along(run, offset + 1, names, known, stop):
+                known += more
+                slot = run.slots[offset + more]
+            if known == stop or not (following := self._rooted(names[known])):
+                return slot, known
+            middle = (known + stop) // 2
+            if middle > known and (further := self._rooted(names[middle])):
+                slot, known = further, middle + 1
+            else:
+                stop = max(middle, known + 1)
+                slot, known = following, known + 1
+
+    def _rooted(self, name: bytes) -> int:
+        """The slot of a known name that hangs on the root, or 0."""
+        slot = self.table.find(name)
+        if slot and self.runs.floating and self.runs.at(slot).top.above is not None:
+            return 0
+        return slot
+
+    def _along(self, run: Run, offset: int, names: Sequence[bytes], begin: int, stop: int) -> int:
+        """How many names from ``begin`` to ``stop`` are those of the run from ``offset`` on, by bisection."""
+        slots, equals = run.slots, self.table.equals
+        low, high = 0, min(len(slots) - offset, stop - begin)
+        if high > 0 and equals(slots[offset + high - 1], names[begin + high - 1]):
+            return high
         while low < high:
             middle = (low + high) // 2
-            if slot := rooted(middle):
-                best, low = slot, middle + 1
+            if equals(slots[offset + middle], names[begin + middle]):
+                low = middle + 1
             else:
                 high = middle
-        return best, low
+        return low
 
     def _after(self, parent: bytes | None) -> tuple[Run | None, int, bytes | None]:
         """Where blocks after ``parent`` belong: run, offset of the parent there, and its name where it is unknown."""
