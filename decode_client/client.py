@@ -74,8 +74,9 @@ class DecodeClient:
         except ValueError as error:
             self._refuse(order, "bad_order", str(error))
             return
-        if len(self._generations) >= self._context.limits.max_jobs:
-            self._refuse(order, "queue_full", f"{len(self._generations)} generations are at hand")
+        at_hand = sum(not each.told for each in self._generations.values())
+        if at_hand >= self._context.limits.max_jobs:
+            self._refuse(order, "queue_full", f"{at_hand} generations are at hand")
             return
         self._generations[order.generation] = generation
         if generation.ticket is not None:
@@ -159,7 +160,7 @@ class DecodeClient:
             if ticket.transfer in self._by_transfer:
                 raise ValueError("source: another generation fetches this transfer")
             fetch_deadline = min(deadline, loop_now + ticket.deadline - now)
-            pages = self._context.geometry.pages_for(ticket.start, ticket.stop)
+            pages = self._context.geometry.pages_for(0, ticket.stop)
             if pages > self._context.room.pool.capacity:
                 capacity = self._context.room.pool.capacity
                 raise ValueError(f"source: takes {pages} pages, the pool has {capacity} (--pool-mib)")
@@ -175,13 +176,15 @@ class DecodeClient:
             ("decode_key", self._context.public_key),
             ("fingerprint", self._context.fingerprint),
             ("chunk_tokens", self._context.chunk_tokens),
-            ("start", 0),
             ("stop", prompt_tokens - 1),
         ):
             found = getattr(ticket, field)
             if found != wanted:
                 shown = (v.hex() if isinstance(v, bytes) else str(v) for v in (found, wanted))
                 raise TicketError(field, "{}, this job needs {}".format(*shown))
+        block = self._context.geometry.block_tokens
+        if ticket.start % block:
+            raise TicketError("start", f"{ticket.start}, this node holds blocks of {block} tokens")
         return ticket
 
     async def _answer(self, generation: Generation) -> None:

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from engines.protocol import Engine
 from kvcache.blocks import PageGeometry
+from kvcache.checkpoints import CheckpointPolicy
 from kvcache.codecs import Transform
 from kvcache.codecs.meter import CodecMeter
 from kvcache.control import FromNode
@@ -45,9 +46,11 @@ class ClientContext:
 
     ``executor`` runs decoders and digests, which ``meter`` counts; ``report`` sends to the gateway and never waits;
     ``public_key``, ``chunk_tokens`` and ``fingerprint`` are this node's, and a ticket must name the same.
-    ``transforms`` are the calibrations at hand.
+    ``transforms`` are the calibrations at hand, ``checkpoints`` says where prefills in place leave snapshots.
+    ``node_id`` is the origin of what is computed here.
     """
 
+    node_id: str
     public_key: bytes
     fingerprint: str
     chunk_tokens: int
@@ -61,4 +64,5 @@ class ClientContext:
     tokenizer: Tokenizer
     transforms: tuple[Transform, ...] = ()
     limits: ClientLimits = field(default_factory=ClientLimits)
+    checkpoints: CheckpointPolicy = field(default_factory=CheckpointPolicy)
     meter: CodecMeter = field(default_factory=CodecMeter)

@@ -19,9 +19,10 @@ from decode_client.context import ClientContext
 from decode_client.landing import Landed, check_batch
 from decode_client.scratch import Scratch
 from kvcache.blocks import PageTable
-from kvcache.codecs import CodecError, offered
+from kvcache.codecs import CodecError, CodecSet, offered
 from kvcache.control import KvSource, TransferDone
 from kvcache.fate import Ending, JobEnded, JobFate
+from kvcache.lease import Lease
 from kvcache.plan import TransferPlan
 from kvcache.room import RoomCrowded, RoomTimeout
 from kvcache.threadwork import ThreadWork
@@ -40,6 +41,7 @@ class Fetched:
 
     pages: tuple[int, ...]
     report: TransferDone
+    codec: CodecSet
 
 
 class Fetch:
@@ -53,14 +55,19 @@ class Fetch:
         plan: TransferPlan,
         fate: JobFate,
         scratch: Scratch,
+        held: Lease | None = None,
     ) -> None:
-        """Raises TransferViolation where the plan exceeds the ticket."""
+        """``held`` is a soft lease of all blocks below the plan's start; it is firm once there is room for the rest.
+
+        Raises TransferViolation where the plan exceeds the ticket.
+        """
         self.transfer = ticket.transfer
         self.peer: Peer | None = None
         self._context = context
         self._source = source
         self._fate = fate
         self._scratch = scratch
+        self._held = held
         self._offered = offered(source.quality, context.transforms)
         self._incoming = IncomingTransfer(plan, ticket, self._offered, context.transforms)
         self._threads = ThreadWork(context.executor)
@@ -120,6 +127,7 @@ class Fetch:
             TransferDone(
                 self.transfer, plan.nbytes, self._incoming.wire_bytes, codec.name, now - began, exposed, digest
             ),
+            codec,
         )
 
     @property
@@ -237,7 +245,7 @@ class Fetch:
             return
         self._announced.set()
         self._announced_at = asyncio.get_running_loop().time()
-        pages = self._context.room.try_acquire(self._owner, self._page_count)
+        pages = self._context.room.try_acquire_by(self._owner, self._page_count, self._take)
         if pages is not None:
             self._grant_room(peer, pages)
 
@@ -263,9 +271,23 @@ class Fetch:
         plan = self._incoming.plan
         return self._context.geometry.pages_for(plan.start, plan.stop)
 
+    def _take(self) -> tuple[int, ...] | None:
+        """Take the pages, and hold firmly what lies before them from then on.
+
+        A job that waits holds it softly: it gives way to one whose turn it is, and fails.
+        """
+        if self._held is None:
+            return self._context.room.take(self._owner, self._page_count)
+        if not self._held.firm():
+            return None  # its end is decided
+        pages = self._context.room.take(self._owner, self._page_count)
+        if pages is None:
+            self._held.soften()
+        return pages
+
     async def _reserve(self, deadline: float) -> tuple[int, ...]:
         try:
-            return await self._context.room.acquire(self._owner, self._page_count, deadline)
+            return await self._context.room.acquire_by(self._owner, self._page_count, self._take, deadline)
         except RoomCrowded as error:
             raise JobEnded("queue_full", str(error)) from error
         except RoomTimeout as error:

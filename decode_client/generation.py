@@ -11,9 +11,11 @@ import asyncio
 from decode_client.context import ClientContext
 from decode_client.detokenizer import Detokenizer
 from decode_client.fetch import Fetch
+from decode_client.prefix import Prefix
 from decode_client.scratch import Scratch
 from decode_client.speech import Speech
 from engines.protocol import (
+    Checkpoint,
     EngineLost,
     GenerateCommand,
     GenerationFinished,
@@ -21,9 +23,14 @@ from engines.protocol import (
     JobEvent,
     JobFailed,
     Loaded,
+    Offered,
+    Spoken,
+    Stored,
     Token,
 )
 from engines.running import EngineRun
+from kvcache.blocks import PageTable
+from kvcache.chain import TokenChain
 from kvcache.control import Finished, GenerateJob
 from kvcache.fate import Ending, JobEnded, JobFate
 from kvcache.plan import TransferPlan, plan_transfer
@@ -53,6 +60,8 @@ class Generation:
         self.fetch: Fetch | None = None
         self.cancel_asked = False
         self.prefilled_tokens = 0
+        self.told = False
+        """Whether the answer has been said to its end; what is left is between this node and its engine."""
         self._context = context
         self._order = order
         self._scratch = scratch
@@ -61,6 +70,8 @@ class Generation:
         self._owner = f"staging:{order.generation}"
         self._threads = ThreadWork(context.executor)
         self._run: EngineRun | None = None
+        self._prefix: Prefix | None = None
+        self._cached_tokens = 0
         self._turn = asyncio.Event()
         sampling = order.sampling
         detokenizer = Detokenizer(context.tokenizer, order.token_ids, sampling.stop, sampling.include_stop)
@@ -79,7 +90,9 @@ class Generation:
     @property
     def tokens_to_prefill(self) -> int:
         """Prompt tokens that this node has still to compute itself."""
-        return len(self._order.token_ids) if self.ticket is None and not self._speech.tokens else 0
+        if self.ticket is not None or self._speech.tokens:
+            return 0
+        return len(self._order.token_ids) - (0 if self._prefix is None else self._prefix.cached_tokens)
 
     async def run(self) -> Ending | None:
         """Answer to the end; None where it was said well. Nothing is held afterwards."""
@@ -93,6 +106,8 @@ class Generation:
         await self._threads.settle()
         if self.fetch is not None:
             await self.fetch.settle()
+        if self._prefix is not None:
+            self._prefix.close()
         self._context.room.release(self._owner)
         return ending
 
@@ -103,15 +118,29 @@ class Generation:
 
     async def _work(self) -> None:
         order = self._order
-        pages: tuple[int, ...] = ()
+        if self._context.room.cache is not None:
+            chain = await self._threads.start(self._chain)
+            self._prefix = Prefix(self._context, order, self._owner, chain)
+        table: PageTable | None = None
+        wanted: tuple[Checkpoint, ...] = ()
         if self.ticket is not None:
-            pages = await self._fetch_kv(self.ticket)
+            table = await self._fetch_kv(self.ticket)
         engine = self._context.engine()
-        self.fate.stage = "load" if pages else "prefill"
+        self.fate.stage = "load" if table is not None else "prefill"
         if engine is None:
             raise JobEnded("engine_lost", "the engine is being restarted")
-        loaded = self.ticket.stop if self.ticket is not None else 0
-        command = GenerateCommand(self.job, order.token_ids, loaded, pages, order.sampling)
+        if self.ticket is None and self._prefix is not None:
+            table, wanted = self._prefix.resume()
+        command = GenerateCommand(
+            self.job,
+            order.token_ids,
+            table.stop if table is not None else 0,
+            table.pages if table is not None else (),
+            order.sampling,
+            wanted,
+            self._prefix.keep_from if self._prefix is not None else None,
+        )
+        self._cached_tokens = table.stop if table is not None and self.ticket is None else 0
         self._run = EngineRun(engine, command, self._on_event)
         self._run.on_end(self._turn.set)
         await self._turn.wait()
@@ -120,14 +149,24 @@ class Generation:
         else:
             self._finished("stop")
 
-    async def _fetch_kv(self, ticket: Ticket) -> tuple[int, ...]:
-        assert self._order.source is not None
-        layout = self._context.geometry.layout
+    def _chain(self) -> TokenChain:
+        """The prompt as the cache knows it. Runs in a thread."""
+        order, context = self._order, self._context
+        tokens, block = order.token_ids[:-1], context.geometry.block_tokens
+        return TokenChain.of(tokens, block, fingerprint=context.fingerprint, salt=order.salt, lora=order.lora)
+
+    async def _fetch_kv(self, ticket: Ticket) -> PageTable:
+        """The table of the whole prompt, fetched but for the blocks that are here already."""
+        source, context, prefix = self._order.source, self._context, self._prefix
+        assert source is not None
+        if not (prefix.hold(ticket.start, self._prefix_gone) if prefix is not None else ticket.start == 0):
+            raise JobEnded("prefix_gone", f"the first {ticket.start} tokens are not all held here", stage="transfer")
         plan: TransferPlan = await self._threads.start(
-            plan_transfer, layout, ticket.start, ticket.stop, ticket.chunk_tokens
+            plan_transfer, context.geometry.layout, ticket.start, ticket.stop, ticket.chunk_tokens
         )
+        held = None if prefix is None else prefix.lease
         try:
-            self.fetch = Fetch(self._context, self._order.source, ticket, plan, self.fate, self._scratch)
+            self.fetch = Fetch(context, source, ticket, plan, self.fate, self._scratch, held)
         except TransferViolation as violation:
             raise JobEnded("bad_ticket", str(violation)) from violation
         try:
@@ -135,15 +174,24 @@ class Generation:
                 fetched = await self.fetch.run(self._owner, self._fetch_deadline)
         except TimeoutError:
             raise JobEnded("deadline", "the ticket's time is over") from None
-        self._context.report(fetched.report)
-        return fetched.pages
+        context.report(fetched.report)
+        if prefix is None:
+            return context.geometry.table(0, ticket.stop, fetched.pages)
+        return prefix.fetched(fetched.pages, fetched.codec, source.node_id)
+
+    def _prefix_gone(self) -> None:
+        self.fate.end("prefix_gone", "its held blocks gave way to a job whose turn it was", stage="transfer")
 
     async def _engine_end(self, run: EngineRun) -> None:
         try:
             last = await run.wait()
         except EngineLost as lost:
+            if self.told:
+                return
             raise JobEnded("engine_lost", str(lost)) from lost
         match last:
+            case _ if self.told:
+                return
             case GenerationFinished(reason=reason):
                 self._finished(reason)
             case JobFailed(cause=cause, detail=detail):
@@ -153,19 +201,34 @@ class Generation:
 
     def _finished(self, reason: str) -> None:
         speech = self._speech
+        self.told = True
         speech.finish()
         if speech.stop_text is not None:
             reason = "stop"
         prompt = len(self._order.token_ids)
-        self._context.report(Finished(self.job, reason, prompt, speech.tokens, 0, speech.stop_text))
+        self._context.report(Finished(self.job, reason, prompt, speech.tokens, self._cached_tokens, speech.stop_text))
 
     def _on_event(self, event: JobEvent) -> None:
         match event:
             case Loaded():
-                self._context.room.release(self._owner)
-                self.fate.stage = "decode"
+                self._loaded()
             case Token() if not self.fate.over:
                 self.fate.stage = "decode"
+                if self._prefix is not None:
+                    self._prefix.said(event.token_id)
                 self._speech.say(event)
                 if self._speech.stop_text is not None:
                     self._turn.set()
+            case Spoken(reason=reason) if not self.fate.over and self._speech.stop_text is None:
+                self._finished(reason)
+            case Offered() if self._prefix is not None and self._run is not None:
+                self._prefix.offered(event, self._run)
+            case Stored() if self._prefix is not None:
+                self._prefix.stored(event)
+
+    def _loaded(self) -> None:
+        """The engine has copied what lay in the pool: all of the prompt, or where it goes on in place."""
+        if self._prefix is not None:
+            self._prefix.loaded()
+        self._context.room.release(self._owner)
+        self.fate.stage = "decode" if self.ticket is not None else "prefill"

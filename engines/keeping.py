@@ -76,8 +76,8 @@ class JobKeeper:
         first, stop = max(table.start, self._kept) // block, tokens // block
         if stop > first:
             self._kept = stop * block
-            self._cache.keep(self._owner, self.chain, first, block_pages(table, first, stop), self.provenance)
-            self._lease.grow(self.chain.hashes[first:stop])
+            pages = block_pages(table, first, stop)
+            self._cache.keep(self._owner, self.chain, first, pages, self.provenance, self._lease)
         if tokens == table.stop and tokens % block == 0:
             self._cache.keep_snapshot(self._owner, self.chain, tokens, end_pages(table), self.provenance)
         self._keep_written()
@@ -134,8 +134,8 @@ class JobKeeper:
         if above is not None and not self._cache.has(above, EntryKind.BLOCK):
             return False
         owner = self._name(event.stop)
-        self._cache.keep(owner, self.chain, first, block_pages(table, first, stop), self.provenance)
-        self._lease.grow(self.chain.hashes[first:stop])
+        pages = block_pages(table, first, stop)
+        self._cache.keep(owner, self.chain, first, pages, self.provenance, self._lease)
         if event.snapshot:
             self._cache.keep_snapshot(owner, self.chain, event.stop, end_pages(table), self.provenance)
         return True

@@ -163,7 +163,7 @@ class PrefixCache:
         for entry in entries:
             self._queue.touch(entry)
             self._pin(entry, firm, 1)
-        if not firm:
+        if entries and not firm:
             self._soft[lease] = None
 
     def let_go(self, lease: Lease, entries: Sequence[Entry], firm: bool) -> None:
@@ -180,12 +180,18 @@ class PrefixCache:
     # ---- what is kept
 
     def keep(
-        self, owner: str, chain: TokenChain, first: int, blocks: Sequence[Sequence[int]], provenance: Provenance
+        self,
+        owner: str,
+        chain: TokenChain,
+        first: int,
+        blocks: Sequence[Sequence[int]],
+        provenance: Provenance,
+        holder: Lease | None = None,
     ) -> int:
         """Keep ``owner``'s pages as the chain's blocks from index ``first`` on; how many of them are kept here now.
 
         Pages that are not needed stay the owner's: those of a block that is here already in no worse quality. Nothing
-        is kept from a block on whose parent is not here.
+        is kept from a block on whose parent is not here. ``holder`` holds them from the first moment.
         """
         told = []
         count = 0
@@ -205,6 +211,8 @@ class PrefixCache:
                 told.append(held)
         else:
             count = len(blocks)
+        if holder is not None:
+            holder.grow(chain.hashes[first : first + count])
         if told:
             if self._listener is not None:
                 self._listener.stored([block.told() for block in told])

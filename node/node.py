@@ -338,6 +338,7 @@ class Node:
 
     def _client_context(self) -> ClientContext:
         return ClientContext(
+            node_id=self._identity.node_id,
             public_key=self._identity.public_key,
             fingerprint=self._fingerprint,
             chunk_tokens=self._config.chunk_tokens,

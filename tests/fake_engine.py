@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
 
 from engines.protocol import (
+    Checkpoint,
     EngineInfo,
     EngineLost,
     Exported,
@@ -20,19 +23,37 @@ from engines.protocol import (
     JobEvent,
     JobFailed,
     Loaded,
+    Offered,
     PrefillCommand,
     PrefillFinished,
+    Spoken,
+    StoreCommand,
+    Stored,
     Token,
 )
-from kvcache.blocks import PageGeometry, PagePool
+from kvcache.blocks import PageGeometry, PagePool, PageTable
 from kvcache.hostpool import HostPool
-from kvcache.plan import Piece, TransferPlan, chunk_bounds, plan_transfer
+from kvcache.layout import GroupKind
+from kvcache.plan import Piece, chunk_bounds, plan_transfer
 
 
 def piece_bytes(token_ids: Sequence[int], piece: Piece) -> bytes:
-    """What a piece of this prompt's cache holds."""
-    seed = repr((tuple(token_ids[: piece.stop]), piece.group, piece.layer, piece.tensor, piece.start, piece.stop))
-    return hashlib.shake_128(seed.encode()).digest(piece.nbytes)
+    """What a piece of this prompt's cache holds: of each token, or of a state, what follows from all tokens before."""
+    seeds = _seeds(tuple(token_ids))
+    where = f"{piece.group} {piece.layer} {piece.tensor}".encode()
+    if piece.start == piece.stop:
+        return hashlib.shake_128(seeds[piece.stop] + where).digest(piece.nbytes)
+    size = piece.nbytes // (piece.stop - piece.start)
+    return b"".join(hashlib.shake_128(seeds[n] + where).digest(size) for n in range(piece.start, piece.stop))
+
+
+@lru_cache(maxsize=64)
+def _seeds(token_ids: tuple[int, ...]) -> list[bytes]:
+    """For every length, a digest of so many first tokens."""
+    seeds = [b""]
+    for token in token_ids:
+        seeds.append(hashlib.blake2b(seeds[-1] + token.to_bytes(4, "big"), digest_size=16).digest())
+    return seeds
 
 
 class FakeStream:
@@ -70,7 +91,7 @@ class FakeStream:
 
 
 class FakeEngine:
-    """``speech`` is what every generation says.
+    """``speech`` is what every generation says; ``cached`` tells how many tokens a prefill went on from.
 
     While cleared, ``gate`` holds every prefill before its next chunk, ``load`` every loading, ``voice`` every token,
     ``ending`` the word that a prefill is finished. A cancelled prefill still computes for ``chunk_s``. ``hold_at``
@@ -95,6 +116,7 @@ class FakeEngine:
         self.prefilled: list[str] = []
         self.generated: list[str] = []
         self.priorities: list[int] = []
+        self.cached: dict[str, int] = {}
         self.fail_prefill_after: int | None = None
         self._geometry = geometry
         self._pool = pool
@@ -104,6 +126,7 @@ class FakeEngine:
         self._streams: dict[str, FakeStream] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._prefills: dict[str, asyncio.Event] = {}
+        self._offers: dict[tuple[str, int], asyncio.Future[StoreCommand]] = {}
 
     @property
     def info(self) -> EngineInfo:
@@ -172,55 +195,128 @@ class FakeEngine:
         table = self._geometry.table(command.start, command.stop, command.pages)
         if len(command.token_ids) != command.stop:
             return JobFailed(command.job, "bad_command", f"{len(command.token_ids)} ids for [0, {command.stop})")
-        for chunk, _ in enumerate(chunk_bounds(command.start, command.stop, self._chunk_tokens)):
-            if self.hold_at == chunk:
-                self.gate.clear()
-            await _first(self.gate, cancelled)
-            await asyncio.sleep(self.chunk_s if cancelled.is_set() else 0)
-            if self.fail_prefill_after == chunk:
-                return JobFailed(command.job, "boom", "as the test wanted")
+        if command.cached:
+            self.cached[command.job] = command.cached
+            self._check_holds(command.job, command.token_ids, command.cached, command.cached_pages)
+        wanted = list(command.checkpoints)
+        for chunk, (_, end) in enumerate(chunk_bounds(command.start, command.stop, self._chunk_tokens)):
             pieces = [piece for piece in plan.pieces if piece.chunk == chunk]
+            if end > command.cached:
+                if self.hold_at == chunk:
+                    self.gate.clear()
+                await _first(self.gate, cancelled)
+                await asyncio.sleep(self.chunk_s if cancelled.is_set() else 0)
+                if self.fail_prefill_after == chunk:
+                    return JobFailed(command.job, "boom", "as the test wanted")
             self._check_owned(command.pages)
             for piece in pieces:
-                data, at = piece_bytes(command.token_ids, piece), 0
-                for view in self._pool.views(table.extents(piece)):
-                    view[:] = data[at : at + view.nbytes]
-                    at += view.nbytes
+                full = self._geometry.layout.groups[piece.group].kind is GroupKind.FULL
+                if full and piece.start < command.cached:
+                    tokens = piece.stop - piece.start
+                    fresh = min(piece.stop, max(piece.start, command.cached))
+                    piece = replace(piece, start=fresh, nbytes=piece.nbytes // tokens * (piece.stop - fresh))
+                if not full or piece.start < piece.stop:
+                    self._write(table, piece, command.token_ids)
             if cancelled.is_set():
                 return JobCancelled(command.job, chunk * self._chunk_tokens)
             self._streams[command.job].put(Exported(command.job, pieces[-1].seq + 1))
+            while wanted and wanted[0].stop <= end:
+                await self._offer(command.job, wanted.pop(0), command.token_ids, cancelled)
         await _first(self.ending, cancelled)
         self.prefilled.append(command.job)
         return PrefillFinished(command.job, 0.01)
 
     async def _generate(self, command: GenerateCommand) -> JobEvent:
+        prefix = len(command.token_ids) - 1
         if command.loaded:
-            if command.loaded != len(command.token_ids) - 1:
+            if command.loaded != prefix and command.loaded % self._geometry.block_tokens:
                 return JobFailed(command.job, "bad_command", "loaded")
             await self.load.wait()
-            self._check_owned(command.pages)
-            plan = plan_transfer(self._geometry.layout, 0, command.loaded, self._chunk_tokens)
-            if not self._equal(plan, command):
-                self.faults.append(f"{command.job} was given other bytes than were exported")
+            if not self._check_holds(command.job, command.token_ids, command.loaded, command.pages):
                 return JobFailed(command.job, "corrupt", "the pages hold other bytes")
             self._streams[command.job].put(Loaded(command.job))
+        if command.loaded < prefix:
+            self.cached[command.job] = command.loaded
+        for each in command.checkpoints:
+            await self._offer(command.job, each, command.token_ids)
         for token in self.speech[: command.sampling.max_tokens]:
             await self.voice.wait()
             self._streams[command.job].put(Token(command.job, token))
             await asyncio.sleep(0)
         self.generated.append(command.job)
+        await self._offer_answer(command)
         return GenerationFinished(command.job, self.reason)
 
-    def _equal(self, plan: TransferPlan, command: GenerateCommand) -> bool:
-        table = self._geometry.table(plan.start, plan.stop, command.pages)
-        return all(
-            b"".join(self._pool.views(table.extents(piece))) == piece_bytes(command.token_ids, piece)
-            for piece in plan.pieces
-        )
+    async def _offer_answer(self, command: GenerateCommand) -> None:
+        said = self.speech[: command.sampling.max_tokens]
+        ids = (*command.token_ids, *said)[: len(command.token_ids) - 1 + len(said)]
+        stop = len(ids) - len(ids) % self._geometry.block_tokens
+        if command.keep_from is not None and stop > command.keep_from:
+            self._streams[command.job].put(Spoken(command.job, self.reason))
+            await self._offer(command.job, Checkpoint(command.keep_from, stop), ids)
+
+    async def _offer(
+        self, job: str, wanted: Checkpoint, token_ids: Sequence[int], cancelled: asyncio.Event | None = None
+    ) -> None:
+        """Offer blocks, and windows and states; write them where the node says."""
+        answer: asyncio.Future[StoreCommand] = asyncio.get_running_loop().create_future()
+        self._offers[job, wanted.stop] = answer
+        self._streams[job].put(Offered(job, wanted.start, wanted.stop, wanted.snapshot))
+        if cancelled is None:
+            command = await answer
+        else:
+            gone = asyncio.create_task(cancelled.wait())
+            await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
+            gone.cancel()
+            if not answer.done():
+                return
+            command = answer.result()
+        if command.pages:
+            self._check_owned(command.pages)
+            geometry = self._geometry if wanted.snapshot else self._geometry.blocks_only
+            table = geometry.table(wanted.start, wanted.stop, command.pages)
+            for piece in self._pieces(wanted.start, wanted.stop, wanted.snapshot):
+                self._write(table, piece, token_ids)
+        self._streams[job].put(Stored(job, wanted.stop, bool(command.pages)))
+
+    def store(self, command: StoreCommand) -> None:
+        answer = self._offers.pop((command.job, command.stop), None)
+        if answer is not None and not answer.done():
+            answer.set_result(command)
+
+    def _pieces(self, start: int, stop: int, ends: bool = True) -> Iterator[Piece]:
+        """The cache of [start, stop), and windows and states at ``stop``, tensor by tensor."""
+        for g, group in enumerate(self._geometry.layout.groups):
+            for n, layer in enumerate(group.layers):
+                for t, spec in enumerate(layer.tensors):
+                    if group.kind is GroupKind.FULL:
+                        if start < stop:
+                            yield Piece(0, g, n, t, start, stop, 0, spec.nbytes * (stop - start))
+                    elif ends and group.kind is GroupKind.SLIDING:
+                        first = group.first_token(stop)
+                        yield Piece(0, g, n, t, first, stop, 0, spec.nbytes * (stop - first))
+                    elif ends:
+                        yield Piece(0, g, n, t, stop, stop, 0, spec.nbytes)
+
+    def _write(self, table: PageTable, piece: Piece, token_ids: Sequence[int]) -> None:
+        data, at = piece_bytes(token_ids, piece), 0
+        for view in self._pool.views(table.extents(piece)):
+            view[:] = data[at : at + view.nbytes]
+            at += view.nbytes
+
+    def _check_holds(self, job: str, token_ids: Sequence[int], stop: int, pages: Sequence[int]) -> bool:
+        """Whether the pages hold what this prompt's first tokens left, all of it."""
+        self._check_owned(pages)
+        table = self._geometry.table(0, stop, pages)
+        for piece in self._pieces(0, stop):
+            if b"".join(self._pool.views(table.extents(piece))) != piece_bytes(token_ids, piece):
+                self.faults.append(f"{job} was given other bytes than were exported")
+                return False
+        return True
 
     def _check_owned(self, pages: Sequence[int]) -> None:
         owned = {page for held in self._pages._owned.values() for page in held}
-        if not owned.issuperset(pages):
+        if not (owned | self._pages.kept_pages).issuperset(pages):
             self.faults.append("touched pages that nobody owns")
 
 

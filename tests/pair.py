@@ -32,6 +32,7 @@ from kvcache.control import (
 )
 from kvcache.hostpool import HostPool
 from kvcache.layout import DType, GroupKind, GroupSpec, KVLayout, LayerSpec, TensorSpec
+from kvcache.prefix_cache import PrefixCache
 from kvcache.quality import Quality
 from kvcache.room import PageRoom
 from kvcache.ticket import Ticket, sign_ticket
@@ -92,7 +93,8 @@ class Side:
         self.public_key = self.key.public_key().public_bytes_raw()
         self.pool = HostPool.create(GEOMETRY.page_bytes, pages)
         self.pages = PagePool(pages)
-        self.room = PageRoom(self.pages)
+        self.cache = PrefixCache(self.pages, GEOMETRY.block_tokens, snapshots=True)
+        self.room = PageRoom(self.pages, cache=self.cache)
         self.executor = ThreadPoolExecutor(2)
         self.engine = FakeEngine(GEOMETRY, self.pool, self.pages, CHUNK)
         self.engine_present = True
@@ -116,7 +118,9 @@ class Side:
         )
         own = {key: value for key, value in limits.items() if key in ClientLimits.__dataclass_fields__}
         self.asking = DecodeClient(
-            ClientContext(public_key=self.public_key, tokenizer=tokenizer, limits=ClientLimits(**own), **shared)
+            ClientContext(
+                node_id=name, public_key=self.public_key, tokenizer=tokenizer, limits=ClientLimits(**own), **shared
+            )
         )
         identity = LocalIdentity(name, self.incarnation, self.key, FINGERPRINT, lambda: role)
         self.handler = FrameRouter(self.serving, self.asking)
@@ -160,8 +164,9 @@ class Side:
         return "".join(m.text for m in self.reports if isinstance(m, Delta) and m.generation == generation)
 
     def check_idle(self, but: str | None = None) -> None:
-        """Nothing is held, except by the test itself, and nothing went wrong unnoticed."""
-        self.pages.check_integrity()
+        """Nothing is held or pinned, except by the test itself, and nothing went wrong unnoticed."""
+        self.cache.check_integrity()
+        assert self.cache.figures.pinned_pages == 0
         assert self.pages.owners.keys() <= {but}
         assert self.room.waiting == 0
         assert self.serving.open_transfers == self.asking.open_transfers == 0

@@ -508,7 +508,7 @@ async def test_a_node_that_cannot_be_reached_is_reported_at_the_deadline(tokeniz
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"start": 64}, "start"),
+        ({"start": 65}, "start"),
         ({"stop": 200}, "stop"),
         ({"decode_key": bytes(32)}, "decode_key"),
         ({"prefill_node": "north"}, "prefill_node"),

@@ -18,6 +18,7 @@ from kvcache.layout import GroupKind
 from kvcache.plan import Piece, plan_transfer
 from kvcache.quality import Quality
 from tests import fake_engine
+from tests.fake_engine import piece_bytes
 from tests.pair import CHUNK, LAYOUT, pair
 
 MIXED = "lossless,state=fp16,full.v=raw"
@@ -25,8 +26,8 @@ MIXED = "lossless,state=fp16,full.v=raw"
 
 def small_integers(token_ids: Sequence[int], piece: Piece) -> bytes:
     """What fp16 carries without a change, so that the fake engines can compare."""
-    seed = (*token_ids[: piece.stop], piece.group, piece.layer, piece.tensor, piece.start)
-    return np.random.default_rng(seed).integers(-99, 99, piece.nbytes // 4).astype("<f4").tobytes()
+    rows = np.frombuffer(piece_bytes(token_ids, piece), dtype="i1").reshape(max(1, piece.stop - piece.start), -1)
+    return rows[:, : rows.shape[1] // 4].astype("<f4").tobytes()
 
 
 async def test_each_tensor_travels_by_the_codec_chosen_for_it(

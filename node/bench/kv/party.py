@@ -93,6 +93,7 @@ class Party:
         )
         self.asking = DecodeClient(
             ClientContext(
+                node_id=self.identity.node_id,
                 public_key=self.identity.public_key,
                 fingerprint=subject.fingerprint,
                 chunk_tokens=subject.chunk_tokens,
