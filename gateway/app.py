@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import msgspec
 
+from gateway import rebalance_config
 from gateway.access import OPEN_PATHS, Access
 from gateway.asgi import Receive, Scope, Send
 from gateway.building import AttemptBuilder
 from gateway.config import GatewayConfig
+from gateway.conversions import Conversions
 from gateway.decisions import Decisions
 from gateway.errors import ApiError
+from gateway.executors import Executors, OwnNodes
+from gateway.history import History
 from gateway.hot import ENDPOINTS, Generation
 from gateway.keys import KeyBook
+from gateway.leadership import SoleGateway
 from gateway.life import Services
 from gateway.metrics import Metrics
 from gateway.model import ServedModel
+from gateway.observing import Observer
+from gateway.rebalance_metrics import RebalanceGauges
+from gateway.rebalancing import Rebalancing
 from gateway.registry import Registry
 from gateway.routes import build_routes
 from gateway.state import State
 from gateway.stream import ControlStreams
+from gateway.threshold import Threshold
 from gateway.tokenizing import Tokenizing
+from gateway.traffic import TrafficMeter
+from gateway.verification import Verification
 from kvcache.wire import Role
 from scheduler.budget import FallbackBudget
 from scheduler.policy import RoutingPolicy
@@ -39,19 +50,49 @@ class Gateway:
         self.decisions = Decisions(state)
         ticket_key = state.ticket_key()
         builder = AttemptBuilder(self.registry, ticket_key, model.fingerprint.digest())
+        threshold, meter = Threshold(config.threshold_tokens), TrafficMeter()
         services = Services(
-            config, model, self.registry, RoutingPolicy(), FallbackBudget(), builder, self.decisions, self.metrics
+            config,
+            model,
+            self.registry,
+            RoutingPolicy(),
+            FallbackBudget(),
+            builder,
+            self.decisions,
+            self.metrics,
+            threshold,
+            meter,
         )
+        own_nodes = OwnNodes()
+        self.rebalancing = self._long_term(model, builder, own_nodes, threshold, meter)
+        self.metrics.show(RebalanceGauges(self.rebalancing))
         self._tokenizing = Tokenizing(model.tokenizer, model.template)
         self._access = Access(self.keys, config.join_token)
         self.generation = Generation(services, self._tokenizing)
-        self._streams = ControlStreams(config, self.registry, self._access, self.metrics, ticket_key)
-        self._routes = build_routes(services, self.keys, self._tokenizing, self.not_ready)
+        self._streams = ControlStreams(config, self.registry, self._access, self.metrics, own_nodes, ticket_key)
+        self._routes = build_routes(services, self.keys, self._tokenizing, self.rebalancing, self.not_ready)
+
+    def _long_term(
+        self, model: ServedModel, builder: AttemptBuilder, own: OwnNodes, threshold: Threshold, meter: TrafficMeter
+    ) -> Rebalancing:
+        """The loop that moves nodes between prefill and decode. Raises ConfigError for a file that cannot be read."""
+        setup = rebalance_config.read(self.config.rebalance, self.config.rebalance_file)
+        leadership, history = SoleGateway(self.state), History(self.state)
+        conversions = Conversions(
+            self.registry,
+            Executors(own, setup.executors),
+            Verification(self.registry, builder, model),
+            history,
+            leadership,
+            setup.limits,
+        )
+        observer = Observer(self.registry, meter, model.layout)
+        return Rebalancing(setup.settings, setup.step_s, observer, conversions, threshold, history, leadership)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI entry point."""
         if scope["type"] == "lifespan":
-            await _lifespan(receive, send)
+            await self._lifespan(receive, send)
         elif scope["type"] == "websocket":
             await self._websocket(scope, receive, send)
         else:
@@ -70,6 +111,18 @@ class Gateway:
         self._tokenizing.close()
         self.decisions.close()
         self.state.close()
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        """What needs a running loop begins and ends here; ``serve`` closes the rest."""
+        while True:
+            event = await receive()
+            if event["type"] == "lifespan.startup":
+                self.rebalancing.start()
+            else:
+                await self.rebalancing.stop()
+            await send({"type": f"{event['type']}.complete"})
+            if event["type"] == "lifespan.shutdown":
+                return
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
@@ -92,15 +145,6 @@ class Gateway:
             return
         await receive()
         await send({"type": "websocket.close", "code": 1008})
-
-
-async def _lifespan(receive: Receive, send: Send) -> None:
-    """Nothing needs a running loop at start, and ``serve`` closes at the end: only say yes."""
-    while True:
-        event = await receive()
-        await send({"type": f"{event['type']}.complete"})
-        if event["type"] == "lifespan.shutdown":
-            return
 
 
 async def _refuse(send: Send, error: ApiError) -> None:

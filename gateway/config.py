@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from kvcache.layout import DType
+from scheduler.controller.settings import Mode
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """Of clusters and nodes: safe in a header, a path and a log line. To be matched in full."""
@@ -38,6 +39,8 @@ class GatewayConfig:
     threshold_tokens: int = 1024
     fallback: FallbackPolicy = FallbackPolicy.LOCAL
     state_file: Path | None = None
+    rebalance: Mode = Mode.OBSERVE
+    rebalance_file: Path | None = None
     chat_template: Path | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None

@@ -22,6 +22,8 @@ from gateway.gather import gather
 from gateway.metrics import Metrics
 from gateway.model import ServedModel
 from gateway.registry import Registry
+from gateway.threshold import Threshold
+from gateway.traffic import TrafficMeter, uncached_at_home
 from kvcache.control import Delta, Finished
 from kvcache.wire import Role
 from scheduler.budget import FallbackBudget
@@ -48,6 +50,8 @@ class Services:
     builder: AttemptBuilder
     decisions: Decisions
     metrics: Metrics
+    threshold: Threshold
+    meter: TrafficMeter
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +134,7 @@ class RequestLife:
         if self._closed:
             return
         self._closed = True
+        self._s.meter.ended(self, self._finished is not None)
         if self._finished is not None:
             outcome = "finished"
         if self._attempts:
@@ -139,6 +144,8 @@ class RequestLife:
     # ---- one attempt
 
     def _start(self, decision: Decision, priority: int) -> Attempt:
+        if not self._decisions:
+            self._s.meter.arrived(uncached_at_home(decision, self._p.facts.prompt_tokens))
         self._decisions.append(decision)
         kind = "none" if decision.chosen is None else "remote" if decision.remote else "local"
         self._s.metrics.decisions.labels(kind, decision.reason.value).inc()
@@ -219,12 +226,14 @@ class RequestLife:
         return max(2 * predicted, predicted + 2.0)
 
     def _facts(self, without: set[str] | tuple[()]) -> Facts:
-        return gather(self._s.registry, self._p.facts, self._s.config.threshold_tokens, self._loop.time(), without)
+        return gather(self._s.registry, self._p.facts, self._s.threshold.tokens, self._loop.time(), without)
 
     # ---- accounting
 
     def _saw(self, item: Delta | Finished) -> None:
-        if isinstance(item, Finished):
+        if isinstance(item, Delta):
+            self._s.meter.spoke(self, len(item.token_ids), time.monotonic())
+        else:
             self._finished = item
             if item.prompt_tokens != len(self._p.token_ids):
                 log.warning("usage differs id=%s node_says=%d", self._p.facts.request_id, item.prompt_tokens)

@@ -8,16 +8,19 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import Depends, FastAPI, Query, Request, Response
+from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from gateway.answers import json_answer, needs
 from gateway.errors import ApiError, bad_field
 from gateway.exchange import read_body
-from gateway.keys import KeyBook, Principal, Role
+from gateway.keys import KeyBook, Role
 from gateway.life import Services
 from gateway.metrics import CONTENT_TYPE
 from gateway.openai.requests import MAX_PROMPT_IDS, chat_messages, convert, decode_json
+from gateway.rebalance_routes import add_rebalance_routes
+from gateway.rebalancing import Rebalancing
 from gateway.registry import Cluster, Dial
 from gateway.tokenizing import Tokenizing
 from gateway.views import cluster_view, key_view, node_view
@@ -67,7 +70,9 @@ class DetokenizeBody(msgspec.Struct, frozen=True):
     model: str | None = None
 
 
-def build_routes(services: Services, keys: KeyBook, tokenizing: Tokenizing, ready: Callable[[], str | None]) -> FastAPI:
+def build_routes(
+    services: Services, keys: KeyBook, tokenizing: Tokenizing, rebalancing: Rebalancing, ready: Callable[[], str | None]
+) -> FastAPI:
     """The web application for everything but generation. ``ready`` names what keeps the gateway from serving."""
     api = FastAPI(title="prfaas", docs_url=None, redoc_url=None, openapi_url=None)
     registry, decisions, model = services.registry, services.decisions, services.model
@@ -76,23 +81,23 @@ def build_routes(services: Services, keys: KeyBook, tokenizing: Tokenizing, read
     @api.exception_handler(ApiError)
     async def on_api_error(_: Request, error: ApiError) -> Response:
         extra = {name.decode(): value.decode() for name, value in error.headers()}
-        return _json(error.body(), error.status, extra)
+        return json_answer(error.body(), error.status, extra)
 
     @api.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> Response:
         messages = {404: f"no route {request.url.path}", 405: f"{request.method} is not allowed here"}
         message = messages.get(error.status_code, str(error.detail))
-        return _json(ApiError(error.status_code, message).body(), error.status_code)
+        return json_answer(ApiError(error.status_code, message).body(), error.status_code)
 
     @api.exception_handler(RequestValidationError)
     async def on_bad_query(_: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"][1:])
-        return _json(bad_field(name, f"{name}: {first['msg']}").body(), 400)
+        return json_answer(bad_field(name, f"{name}: {first['msg']}").body(), 400)
 
     @api.exception_handler(Exception)
     async def on_broken(_: Request, error: Exception) -> Response:
-        return _json(ApiError(500, "internal error", code="internal_error").body(), 500)
+        return json_answer(ApiError(500, "internal error", code="internal_error").body(), 500)
 
     def seen(one: Cluster) -> dict[str, Any]:
         return cluster_view(registry, one, asyncio.get_running_loop().time())
@@ -111,14 +116,18 @@ def build_routes(services: Services, keys: KeyBook, tokenizing: Tokenizing, read
 
     @api.get("/live")
     async def live() -> Response:
-        return _json({"status": "live"})
+        return json_answer({"status": "live"})
 
     @api.get("/ready")
     async def is_ready() -> Response:
         missing = ready()
-        return _json({"status": "ready"}) if missing is None else _json({"status": "not ready", "reason": missing}, 503)
+        return (
+            json_answer({"status": "ready"})
+            if missing is None
+            else json_answer({"status": "not ready", "reason": missing}, 503)
+        )
 
-    @api.get("/metrics", dependencies=[_needs(Role.OPERATOR, Role.PLANNER)])
+    @api.get("/metrics", dependencies=[needs(Role.OPERATOR, Role.PLANNER)])
     async def metrics() -> Response:
         return Response(services.metrics.render(), headers={"content-type": CONTENT_TYPE})
 
@@ -136,14 +145,14 @@ def build_routes(services: Services, keys: KeyBook, tokenizing: Tokenizing, read
 
     @api.get("/v1/models")
     async def models() -> Response:
-        return _json({"object": "list", "data": [model_view()]})
+        return json_answer({"object": "list", "data": [model_view()]})
 
     @api.get("/v1/models/{name:path}")
     async def one_model(name: str) -> Response:
         check_model(name)
-        return _json(model_view())
+        return json_answer(model_view())
 
-    @api.post("/tokenize", dependencies=[_needs(Role.CLIENT, Role.OPERATOR)])
+    @api.post("/tokenize", dependencies=[needs(Role.CLIENT, Role.OPERATOR)])
     async def tokenize(request: Request) -> Response:
         body: TokenizeBody = await body_of(request, TokenizeBody)
         check_model(body.model)
@@ -156,63 +165,63 @@ def build_routes(services: Services, keys: KeyBook, tokenizing: Tokenizing, read
         answer: dict[str, Any] = {"count": len(tokens), "max_model_len": registry.context_tokens, "tokens": tokens}
         if body.return_token_strs:
             answer["token_strs"] = await tokenizing.run(lambda: [model.token_text.text_of(token) for token in tokens])
-        return _json(answer)
+        return json_answer(answer)
 
-    @api.post("/detokenize", dependencies=[_needs(Role.CLIENT, Role.OPERATOR)])
+    @api.post("/detokenize", dependencies=[needs(Role.CLIENT, Role.OPERATOR)])
     async def detokenize(request: Request) -> Response:
         body: DetokenizeBody = await body_of(request, DetokenizeBody)
         check_model(body.model)
         wrong = next((at for at, token in enumerate(body.tokens) if not 0 <= token < model.vocab_size), None)
         if wrong is not None:
             raise bad_field(f"tokens[{wrong}]", f"tokens[{wrong}] is not a token id below {model.vocab_size}")
-        return _json({"prompt": await tokenizing.decode(body.tokens)})
+        return json_answer({"prompt": await tokenizing.decode(body.tokens)})
 
     # ---- clusters and nodes
 
-    @api.get("/v1/clusters", dependencies=[_needs(Role.OPERATOR, Role.PLANNER)])
+    @api.get("/v1/clusters", dependencies=[needs(Role.OPERATOR, Role.PLANNER)])
     async def clusters() -> Response:
-        return _json({"clusters": [seen(cluster) for cluster in registry.clusters]})
+        return json_answer({"clusters": [seen(cluster) for cluster in registry.clusters]})
 
-    @api.post("/v1/clusters", dependencies=[_needs(Role.OPERATOR)])
+    @api.post("/v1/clusters", dependencies=[needs(Role.OPERATOR)])
     async def register(request: Request) -> Response:
         body: RegisterBody = await body_of(request, RegisterBody)
-        return _json(seen(registry.register(body.name, body.dial, body.egress_gbps)), 201)
+        return json_answer(seen(registry.register(body.name, body.dial, body.egress_gbps)), 201)
 
-    @api.get("/v1/clusters/{name}", dependencies=[_needs(Role.OPERATOR, Role.PLANNER)])
+    @api.get("/v1/clusters/{name}", dependencies=[needs(Role.OPERATOR, Role.PLANNER)])
     async def cluster(name: str) -> Response:
-        return _json(seen(registry.cluster(name)))
+        return json_answer(seen(registry.cluster(name)))
 
-    @api.delete("/v1/clusters/{name}", dependencies=[_needs(Role.OPERATOR)])
+    @api.delete("/v1/clusters/{name}", dependencies=[needs(Role.OPERATOR)])
     async def remove(name: str) -> Response:
-        return _json(seen(registry.remove(name)))
+        return json_answer(seen(registry.remove(name)))
 
-    @api.post("/v1/clusters/{name}/drain", dependencies=[_needs(Role.OPERATOR)])
+    @api.post("/v1/clusters/{name}/drain", dependencies=[needs(Role.OPERATOR)])
     async def drain(name: str) -> Response:
-        return _json(seen(registry.set_draining(name, True)))
+        return json_answer(seen(registry.set_draining(name, True)))
 
-    @api.post("/v1/clusters/{name}/resume", dependencies=[_needs(Role.OPERATOR)])
+    @api.post("/v1/clusters/{name}/resume", dependencies=[needs(Role.OPERATOR)])
     async def resume(name: str) -> Response:
-        return _json(seen(registry.set_draining(name, False)))
+        return json_answer(seen(registry.set_draining(name, False)))
 
-    @api.get("/v1/clusters/{name}/nodes", dependencies=[_needs(Role.OPERATOR, Role.PLANNER)])
+    @api.get("/v1/clusters/{name}/nodes", dependencies=[needs(Role.OPERATOR, Role.PLANNER)])
     async def cluster_nodes(name: str) -> Response:
         now = asyncio.get_running_loop().time()
-        return _json({"nodes": [node_view(node, now) for node in registry.nodes(registry.cluster(name).name)]})
+        return json_answer({"nodes": [node_view(node, now) for node in registry.nodes(registry.cluster(name).name)]})
 
-    @api.get("/v1/nodes", dependencies=[_needs(Role.OPERATOR, Role.PLANNER)])
+    @api.get("/v1/nodes", dependencies=[needs(Role.OPERATOR, Role.PLANNER)])
     async def nodes() -> Response:
         now = asyncio.get_running_loop().time()
-        return _json({"nodes": [node_view(node, now) for node in registry.nodes()]})
+        return json_answer({"nodes": [node_view(node, now) for node in registry.nodes()]})
 
-    @api.get("/v1/status", dependencies=[_needs(Role.OPERATOR, Role.PLANNER)])
+    @api.get("/v1/status", dependencies=[needs(Role.OPERATOR, Role.PLANNER)])
     async def status() -> Response:
         missing, now = ready(), asyncio.get_running_loop().time()
-        return _json(
+        return json_answer(
             {
                 "ready": missing is None,
                 "reason": missing,
                 "model": model_view(),
-                "threshold_tokens": services.config.threshold_tokens,
+                "threshold_tokens": services.threshold.tokens,
                 "fallback": services.config.fallback.value,
                 "chunk_tokens": registry.chunk_tokens,
                 "prefill_nodes": len(registry.nodes(role=NodeRole.PREFILL)),
@@ -224,52 +233,38 @@ def build_routes(services: Services, keys: KeyBook, tokenizing: Tokenizing, read
             }
         )
 
+    add_rebalance_routes(api, rebalancing, body_of)
+
     # ---- decisions and keys
 
-    @api.get("/v1/decisions", dependencies=[_needs(Role.OPERATOR, Role.PLANNER)])
+    @api.get("/v1/decisions", dependencies=[needs(Role.OPERATOR, Role.PLANNER)])
     async def recent(limit: Annotated[int, Query(ge=1, le=1000)] = 50) -> Response:
-        return _json({"decisions": await asyncio.to_thread(decisions.recent, limit)})
+        return json_answer({"decisions": await asyncio.to_thread(decisions.recent, limit)})
 
-    @api.get("/v1/decisions/{name}", dependencies=[_needs(Role.OPERATOR, Role.PLANNER)])
+    @api.get("/v1/decisions/{name}", dependencies=[needs(Role.OPERATOR, Role.PLANNER)])
     async def decision(name: str) -> Response:
         record = await asyncio.to_thread(decisions.find, name)
         if record is None:
             raise ApiError(404, f"no decision is kept for request {name!r}", code="decision_not_found")
-        return _json(record)
+        return json_answer(record)
 
-    @api.get("/v1/keys", dependencies=[_needs(Role.ADMIN)])
+    @api.get("/v1/keys", dependencies=[needs(Role.ADMIN)])
     async def list_keys() -> Response:
-        return _json({"keys": [key_view(entry) for entry in keys.entries()]})
+        return json_answer({"keys": [key_view(entry) for entry in keys.entries()]})
 
-    @api.post("/v1/keys", dependencies=[_needs(Role.ADMIN)])
+    @api.post("/v1/keys", dependencies=[needs(Role.ADMIN)])
     async def create_key(request: Request) -> Response:
         body: KeyBody = await body_of(request, KeyBody)
         if not len(keys) and body.role is not Role.ADMIN:
             raise bad_field("role", "the first key must have role admin, or nobody could make or revoke keys")
         permitted = None if body.clusters is None else frozenset(body.clusters)
         key_id, secret = keys.create(body.name, body.role, body.route_hint, permitted)
-        return _json({"id": key_id, "key": secret, "role": body.role.value}, 201)
+        return json_answer({"id": key_id, "key": secret, "role": body.role.value}, 201)
 
-    @api.delete("/v1/keys/{key_id}", dependencies=[_needs(Role.ADMIN)])
+    @api.delete("/v1/keys/{key_id}", dependencies=[needs(Role.ADMIN)])
     async def revoke_key(key_id: str) -> Response:
         if not keys.revoke(key_id):
             raise ApiError(404, f"no key has id {key_id!r}", code="key_not_found")
-        return _json({"id": key_id, "revoked": True})
+        return json_answer({"id": key_id, "revoked": True})
 
     return api
-
-
-def _needs(*roles: Role) -> Any:
-    """A dependency that refuses callers of other roles; admin passes everywhere."""
-
-    def check(request: Request) -> None:
-        principal: Principal = request.scope["prfaas.principal"]
-        if not principal.may(*roles):
-            wanted = " or ".join(role.value for role in roles)
-            raise ApiError(403, f"this needs a key with role {wanted}", code="role_forbidden")
-
-    return Depends(check)
-
-
-def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(value), status, headers, media_type="application/json")

@@ -13,6 +13,7 @@ from gateway import links
 from gateway.access import Access
 from gateway.asgi import Receive, Scope, Send
 from gateway.config import GatewayConfig
+from gateway.executors import OwnNodes
 from gateway.metrics import Metrics
 from gateway.registry import Registry
 from gateway.sessions import NodeLost, NodeSession
@@ -31,6 +32,7 @@ from kvcache.control import (
     PrefillStarted,
     RateLease,
     Refused,
+    RoleChanged,
     TransferDone,
     Welcome,
 )
@@ -54,12 +56,14 @@ class ControlStreams:
         registry: Registry,
         access: Access,
         metrics: Metrics,
+        own_nodes: OwnNodes,
         ticket_key: Ed25519PrivateKey,
     ) -> None:
         self._config = config
         self._registry = registry
         self._access = access
         self._metrics = metrics
+        self._own_nodes = own_nodes
         self._public_key = ticket_key.public_key().public_bytes_raw()
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -161,6 +165,8 @@ class ControlStreams:
                 if took is not None:
                     self._metrics.cancel.observe(took)
                 self._to_owner(session, message.job, message)
+            case RoleChanged():
+                self._own_nodes.answered(session, message)
             case Join():
                 raise NodeLost("protocol: a second Join")
 

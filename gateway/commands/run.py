@@ -9,6 +9,7 @@ import click
 
 from gateway.config import ConfigError, FallbackPolicy, GatewayConfig
 from kvcache.layout import DType
+from scheduler.controller.settings import Mode
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -37,6 +38,14 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option(
     "--state", type=_FILE, help="SQLite file for keys, clusters and decisions; without it they live in memory."
 )
+@click.option(
+    "--rebalance",
+    type=click.Choice([mode.value for mode in Mode]),
+    default=Mode.OBSERVE.value,
+    show_default=True,
+    help="The long-term loop: record what it would do about the split, ask a person, or do it.",
+)
+@click.option("--rebalance-config", type=_FILE, help="TOML file with its dwell, gains, deadlines and executors.")
 @click.option("--chat-template", type=_FILE, help="Jinja chat template; by default the model's own.")
 @click.option("--tls-cert", type=_FILE, help="PEM certificate; needed off the loopback.")
 @click.option("--tls-key", type=_FILE, help="PEM private key of --tls-cert.")
@@ -61,6 +70,8 @@ def gateway(
     threshold: int,
     fallback: str,
     state: Path | None,
+    rebalance: str,
+    rebalance_config: Path | None,
     chat_template: Path | None,
     tls_cert: Path | None,
     tls_key: Path | None,
@@ -84,6 +95,8 @@ def gateway(
             threshold_tokens=threshold,
             fallback=FallbackPolicy(fallback),
             state_file=state,
+            rebalance=Mode(rebalance),
+            rebalance_file=rebalance_config,
             chat_template=chat_template,
             tls_cert=tls_cert,
             tls_key=tls_key,

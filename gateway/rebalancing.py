@@ -1,0 +1,142 @@
+"""The long-term loop of a running gateway: looks every few seconds, and does what the controller decides."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+import msgspec
+
+from gateway.conversions import Conversions
+from gateway.errors import ApiError
+from gateway.history import ActionRecord, History
+from gateway.leadership import Leadership
+from gateway.observing import Observer
+from gateway.threshold import Threshold
+from kvcache.wire import Role
+from scheduler.controller.actions import Action, Convert, SetThreshold
+from scheduler.controller.assessment import Assessment
+from scheduler.controller.controller import Controller
+from scheduler.controller.forecast import DailyPattern
+from scheduler.controller.observation import Stage
+from scheduler.controller.proposals import NoSuchProposal, Proposal
+from scheduler.controller.settings import ControllerSettings
+
+log = logging.getLogger(__name__)
+
+
+class Rebalancing:
+    """Owns the controller and drives it between ``start`` and ``stop``. Only a gateway that leads acts."""
+
+    def __init__(
+        self,
+        settings: ControllerSettings,
+        step_s: float,
+        observer: Observer,
+        conversions: Conversions,
+        threshold: Threshold,
+        history: History,
+        leadership: Leadership,
+    ) -> None:
+        self.conversions = conversions
+        self.history = history
+        self.step_s = step_s
+        self._observer = observer
+        self._threshold = threshold
+        self._leadership = leadership
+        self._task: asyncio.Task[None] | None = None
+        self.controller = Controller(
+            settings,
+            leadership.next_epoch,
+            DailyPattern(history.slots()),
+            unix_at_0=time.time() - time.monotonic(),
+        )
+
+    @property
+    def assessment(self) -> Assessment | None:
+        """The last look at the whole."""
+        return self.controller.assessment
+
+    def start(self) -> None:
+        """Begin to look; there must be a running loop."""
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """End the looking and what conversions there are. Idempotent."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await self.conversions.close()
+
+    async def _run(self) -> None:
+        """Step for ever. A step that breaks is logged, and the next one comes."""
+        while True:
+            await asyncio.sleep(self.step_s)
+            try:
+                self.step(time.monotonic())
+            except Exception:
+                log.exception("rebalancing step broke")
+
+    def step(self, now: float) -> None:
+        """Look once and act."""
+        seen = self._observer.observe(self._threshold.tokens, self.conversions.take_failed())
+        if seen is None or not self._leadership.leads:
+            return
+        for action in self.controller.step(seen, now):
+            self._act(action)
+        slot = self.controller.finished_slot
+        if slot is not None:
+            self.history.add_slot(slot)
+        self._note_log()
+
+    def approve(self, number: int, by: str) -> Proposal:
+        """A person approves. Raises ApiError 404."""
+        try:
+            return self.controller.approve(number, by, time.monotonic())
+        except NoSuchProposal as error:
+            raise ApiError(404, str(error), code="proposal_not_found") from error
+        finally:
+            self._note_log()
+
+    def refuse(self, number: int, by: str) -> Proposal:
+        """A person refuses. Raises ApiError 404."""
+        try:
+            return self.controller.refuse(number, by, time.monotonic())
+        except NoSuchProposal as error:
+            raise ApiError(404, str(error), code="proposal_not_found") from error
+        finally:
+            self._note_log()
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case SetThreshold(tokens=tokens, reason=reason):
+                self._threshold.tokens, self._threshold.reason = max(0, round(tokens)), reason
+                log.info("threshold tokens=%d", self._threshold.tokens)
+            case Convert(node_id=node_id, stage=stage):
+                role = Role.PREFILL if stage is Stage.PREFILL else Role.DECODE
+                try:
+                    self.conversions.begin(
+                        node_id,
+                        role,
+                        action.reason[:500],
+                        "controller",
+                        epoch=action.epoch,
+                        proposal=action.proposal,
+                        figures=self._figures(),
+                    )
+                except ApiError as error:  # it changed meanwhile; the next step sees that
+                    self.history.note(ActionRecord(time.time(), "not_converted", f"{node_id}: {error.message}"))
+
+    def _figures(self) -> dict[str, Any]:
+        figures: dict[str, Any] = msgspec.to_builtins(self.assessment)
+        return figures
+
+    def _note_log(self) -> None:
+        """Keep what the controller said since the last time."""
+        offset = time.time() - time.monotonic()
+        for entry in self.controller.take_log():
+            figures = {} if self.assessment is None else self._figures()
+            self.history.note(ActionRecord(entry.at + offset, entry.what, entry.reason, figures))

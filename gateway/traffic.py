@@ -1,0 +1,44 @@
+"""What passes through the gateway, counted for the long-term controller: lengths that come, tokens that go."""
+
+from __future__ import annotations
+
+from scheduler.controller.ledger import Ledger
+from scheduler.controller.observation import Spoken
+from scheduler.decision import Decision
+
+MOST_LENGTHS = 1 << 16
+"""Between two looks of the controller; more say nothing new."""
+
+
+class TrafficMeter:
+    """Counts between two calls of ``take``. All methods run on the event loop."""
+
+    def __init__(self) -> None:
+        self._lengths: list[int] = []
+        self._ledger = Ledger()
+
+    def arrived(self, uncached_tokens: int) -> None:
+        """A request with so many tokens to prefill."""
+        if len(self._lengths) < MOST_LENGTHS:
+            self._lengths.append(uncached_tokens)
+
+    def spoke(self, answer: object, tokens: int, now: float) -> None:
+        """New tokens of an answer."""
+        self._ledger.spoke(id(answer), tokens, now)
+
+    def ended(self, answer: object, whole: bool) -> None:
+        """An answer is over; ``whole`` where it was not broken off."""
+        self._ledger.ended(id(answer), whole)
+
+    def take(self) -> tuple[tuple[int, ...], tuple[Spoken, ...]]:
+        """Lengths and account since the last call."""
+        lengths, self._lengths = tuple(self._lengths), []
+        return lengths, self._ledger.take()
+
+
+def uncached_at_home(decision: Decision, prompt_tokens: int) -> int:
+    """What the threshold tests: tokens to prefill at the local node that has most of the prompt cached."""
+    facts = decision.facts
+    cached = [node.cached_tokens for cluster in facts.clusters if cluster.local for node in cluster.nodes]
+    cached += [node.cached_tokens for node in facts.decode_nodes]
+    return max(0, prompt_tokens - 1 - max(cached, default=0))
