@@ -6,13 +6,15 @@ never measured: a guess replaces nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from operator import attrgetter
+
 import msgspec
-from msgspec.structs import replace
 
 from kvcache.quality import Quality
 from scheduler.decision import CodecOption
-from scheduler.facts import CodecFacts, DecodeNodeFacts, LinkFacts, PrefillNodeFacts
-from scheduler.predict import Export, codec_s, ttft_s, wire_ratio
+from scheduler.facts import CodecFacts, PrefillNodeFacts
+from scheduler.predict import Pace, codec_s, wire_ratio
 
 
 class CodecChoice(msgspec.Struct, frozen=True, gc=False):
@@ -23,53 +25,56 @@ class CodecChoice(msgspec.Struct, frozen=True, gc=False):
     options: tuple[CodecOption, ...]
 
 
+_by_name = attrgetter("name")
+_LEVEL = {quality: at for at, quality in enumerate(Quality)}
+
+
 def choose_codec(
     default: str,
     quality: Quality,
-    export: Export,
+    raw_bytes: int,
     prefill: PrefillNodeFacts,
-    decode: DecodeNodeFacts,
-    link: LinkFacts,
+    decoders: Mapping[str, float | None],
+    paced: Pace | None,
 ) -> CodecChoice:
     """Choose among what both nodes know. ``default`` names an exact codec that every node knows.
 
-    Equal predictions are decided by what is sure: the default first, then the more exact, then the fewer bytes.
+    ``decoders`` are the rates of the decode node by codec. Equal predictions are decided by what is sure: the default
+    first, then the more exact, then the fewer bytes.
     """
-    candidates = _candidates(default, prefill, decode)
-    options = {name: _option(codec, quality, export, prefill, link) for name, codec in candidates.items()}
-    chosen = options[default]
-    if chosen.predicted_ttft_s is not None:
-        chosen = min((o for o in options.values() if o.allowed), key=lambda option: _order(option, default))
-    coding = codec_s(export.raw_bytes, candidates[chosen.name], prefill.encoders)
-    return CodecChoice(chosen, coding or 0.0, tuple(options.values()))
-
-
-def _candidates(default: str, prefill: PrefillNodeFacts, decode: DecodeNodeFacts) -> dict[str, CodecFacts]:
-    """By name, in its order: how the prefill node encodes and the decode node decodes."""
-    decoders = {codec.name: codec for codec in decode.codecs}
-    found = {default: CodecFacts(default, Quality.EXACT, None, None, None)}
+    options, coding = [], {}
+    level, usual = _LEVEL[quality], None
     for codec in prefill.codecs:
-        if codec.name in decoders:
-            found[codec.name] = replace(codec, decode_bytes_per_s=decoders[codec.name].decode_bytes_per_s)
-        elif codec.name == default:
-            found[codec.name] = replace(codec, decode_bytes_per_s=None)
-    return dict(sorted(found.items()))
+        name = codec.name
+        if name not in decoders and name != default:
+            continue
+        coding[name] = took = codec_s(raw_bytes, codec, prefill.encoders, decoders.get(name))
+        option = _option(codec, _LEVEL[codec.quality] <= level, raw_bytes, took, paced)
+        options.append(option)
+        if name == default:
+            usual = option
+    if usual is None:
+        unknown = CodecFacts(default, Quality.EXACT, None, None, None)
+        coding[default] = took = codec_s(raw_bytes, unknown, prefill.encoders, None)
+        usual = _option(unknown, True, raw_bytes, took, paced)
+        options.append(usual)
+    chosen = usual
+    if len(options) > 1:
+        options.sort(key=_by_name)
+        if usual.predicted_ttft_s is not None:
+            chosen = min([o for o in options if o.allowed], key=lambda option: _order(option, usual))
+    return CodecChoice(chosen, coding[chosen.name] or 0.0, tuple(options))
 
 
-def _option(
-    codec: CodecFacts, quality: Quality, export: Export, prefill: PrefillNodeFacts, link: LinkFacts
-) -> CodecOption:
-    ratio = wire_ratio(codec)
-    return CodecOption(
-        codec.name,
-        codec.quality,
-        quality.allows(codec.quality),
-        None if ratio is None else round(export.raw_bytes * ratio),
-        ttft_s(prefill, export, codec, link),
-    )
+def _option(codec: CodecFacts, allowed: bool, raw_bytes: int, took: float | None, paced: Pace | None) -> CodecOption:
+    ratio, wire_bytes, predicted = wire_ratio(codec), None, None
+    if ratio is not None:
+        wire_bytes = round(raw_bytes * ratio)
+        if paced is not None and took is not None:
+            predicted = paced.ttft_s(raw_bytes * ratio, took)
+    return CodecOption(codec.name, codec.quality, allowed, wire_bytes, predicted)
 
 
-def _order(option: CodecOption, default: str) -> tuple[float, bool, int, int, str]:
+def _order(option: CodecOption, usual: CodecOption) -> tuple[float, bool, int, int, str]:
     predicted = float("inf") if option.predicted_ttft_s is None else option.predicted_ttft_s
-    exactness = list(Quality).index(option.quality)
-    return predicted, option.name != default, exactness, option.wire_bytes or 0, option.name
+    return predicted, option is not usual, _LEVEL[option.quality], option.wire_bytes or 0, option.name

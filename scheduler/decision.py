@@ -19,6 +19,7 @@ class Reason(StrEnum):
     NOTHING_TO_PREFILL = "nothing_to_prefill"
     REMOTE_SLOWER = "remote_slower"
     REMOTE_DEARER = "remote_dearer"
+    LINK_CONGESTED = "link_congested"
     NO_REMOTE = "no_remote_cluster"
     NO_LOCAL_PREFILL = "no_local_prefill_node"
     OBSERVED = "observe_mode"

@@ -1,43 +1,25 @@
-"""Where to prefill: facts in, decision out. The live gateway, a replay and a report use this same object.
+"""Where to prefill: facts in, decision out. Live gateway, replay, report and simulator use this same object.
 
-The threshold tests the local compute increment, prompt tokens - 1 - the longest prefix that a local prefill node
-holds: the decode engine runs the last prompt token itself.
+Prefill covers N - 1 tokens: the decode engine runs the last prompt token itself. The threshold tests the local compute
+increment, N - 1 - the prefix cached here; where bandwidth is abundant, that cached anywhere it can be moved from. A
+prompt at or below it stays. Of the ways that a longer one may take, the one of least cost is taken (``Option.cost_s``).
+
+Three bounds, in this order: where a prompt may be at all (``permits``), which nothing overrides; what a client with a
+permission asks for; and that a remote way is neither predicted slower than the local one nor congested. What was never
+measured cannot be compared: it is tried, by one request at a time, and so comes to be measured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from msgspec.structs import replace
-
-from kvcache.quality import Quality
-from scheduler.codec_choice import choose_codec
-from scheduler.decision import Decision, Option, Reason, Refusal
-from scheduler.facts import ClusterFacts, DecodeNodeFacts, Facts, PrefillNodeFacts, RouteHint
-from scheduler.predict import Export, compute_s, wait_s
-from scheduler.sizes import last_chunk, transfer_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyValues:
-    """Codecs inside the local cluster and across to another, while nothing better was measured, and slack.
-
-    Both must be exact, which every request allows. A remote way counts as slower only beyond ``slower_factor`` times
-    the local prediction plus ``slower_slack_s``: a difference within the error of the predictions must not overrule the
-    threshold.
-    """
-
-    local_codec: str = "raw"
-    remote_codec: str = "lossless"
-    slower_factor: float = 1.25
-    slower_slack_s: float = 0.05
-
-    def __post_init__(self) -> None:
-        for field in ("local_codec", "remote_codec"):
-            if getattr(self, field) not in Quality.EXACT.codecs:
-                exact = " or ".join(Quality.EXACT.codecs)
-                raise ValueError(f"{field}: {getattr(self, field)!r} is no exact codec, it must be {exact}")
+from scheduler.decision import Bar, Decision, Option, Reason, Refusal
+from scheduler.facts import ClusterFacts, Facts, LinkFacts, RouteHint
+from scheduler.moves import Source, abundant, longest
+from scheduler.options import Options
+from scheduler.permits import carries, decodes_here, may_hold
+from scheduler.picking import decode_node, prefill_node
+from scheduler.values import PolicyValues
 
 
 class RoutingPolicy:
@@ -47,180 +29,185 @@ class RoutingPolicy:
         self.values = values or PolicyValues()
 
     def decide(self, facts: Facts) -> Decision:
-        """Choose among the local way and the reachable, permitted remote ones."""
-        return _Case(facts, self.values).decide()
+        """Choose among the ways at home and the reachable, permitted remote ones."""
+        case = _Case.of(facts, self.values)
+        return case.decide() if isinstance(case, _Case) else case
 
     def fall_back(self, facts: Facts) -> Decision:
         """Choose the local way for a request whose first attempt failed or was late."""
-        return _Case(facts, self.values).fall_back()
+        case = _Case.of(facts, self.values)
+        return case.fall_back() if isinstance(case, _Case) else case
 
 
 class _Case:
-    """One request's options, worked out once."""
+    """One request that can be decoded here, and its options."""
 
-    def __init__(self, facts: Facts, values: PolicyValues) -> None:
+    __slots__ = ("decode", "facts", "local", "local_alive", "options", "others", "request", "stop", "values")
+
+    def __init__(self, facts: Facts, values: PolicyValues, options: Options) -> None:
         self.facts = facts
         self.values = values
-        self.tokens = facts.request.prompt_tokens - 1
-        self.decode = _decode_node(facts.decode_nodes)
-        self.local = next((c for c in facts.clusters if c.local), None)
+        self.request = facts.request
+        self.options = options
+        self.decode = options.decode
+        self.stop = options.stop
+        self.local: ClusterFacts | None = None
+        self.others: list[ClusterFacts] = []
+        for cluster in facts.clusters:
+            if cluster.local:
+                self.local = cluster
+            elif carries(cluster) and may_hold(self.request, cluster):
+                self.others.append(cluster)
         self.local_alive = self.local is not None and self.local.reachable and bool(self.local.nodes)
 
+    @classmethod
+    def of(cls, facts: Facts, values: PolicyValues) -> _Case | Decision:
+        """The case, or why the request can be served nowhere."""
+        request = facts.request
+        if not decodes_here(request, facts.clusters):
+            return Decision(None, Refusal.RESIDENCY, (), facts)
+        decode = decode_node(facts.decode_nodes, request, values.decode_slack)
+        if decode is None:
+            return Decision(None, Refusal.OVERLOADED if facts.decode_nodes else Refusal.NO_DECODE_NODE, (), facts)
+        return cls(facts, values, Options(facts, values, decode))
+
     def decide(self) -> Decision:
-        if self.decode is None:
-            return self._no_decode()
-        in_place = self._in_place(self.decode)
-        if self.tokens - self.decode.cached_tokens <= 0:
-            return self._chose(in_place, Reason.NOTHING_TO_PREFILL, (in_place,))
-        local = self._local(self.decode)
-        remotes = self._remotes(self.decode)
-        options = tuple(o for o in (local, *remotes) if o is not None)
-        hint, name = self.facts.request.hint, self.facts.request.hint_cluster
+        if self.stop - self.decode.cached_tokens <= 0:
+            in_place = self.options.in_place()
+            return Decision(in_place, Reason.NOTHING_TO_PREFILL, (in_place,), self.facts)
+        here = self._here()
+        hint, name = self.request.hint, self.request.hint_cluster
         if hint is RouteHint.CLUSTER and self.local is not None and name == self.local.name:
             hint = RouteHint.LOCAL
+        if hint is RouteHint.NONE:
+            return self._by_cost(here)
+        remotes = self._remotes(bounded=False, home_s=None)
+        options = (*here, *remotes)
         if hint is RouteHint.LOCAL:
-            return self._locally(local, Reason.HINT, options)
-        if hint is not RouteHint.NONE:
-            wanted = [o for o in remotes if hint is RouteHint.REMOTE or o.cluster == name]
-            best = _quickest(wanted, self.facts)
-            if best is None:
-                return Decision(None, Refusal.HINTED_CLUSTER_UNAVAILABLE, options, self.facts)
-            return self._chose(best, Reason.HINT, options)
-        if self._local_increment() <= self.facts.threshold_tokens:
-            return self._locally(local, Reason.BELOW_THRESHOLD, options)
-        best = _quickest(remotes, self.facts)
+            return self._locally(_least(here), Reason.HINT, options)
+        wanted = [o for o in remotes if hint is RouteHint.REMOTE or o.cluster == name]
+        best = _least([o for o in wanted if not self._link(o).congested] or wanted)
         if best is None:
-            return self._locally(local, Reason.NO_REMOTE, options)
-        if local is not None and self._slower(best, local):
-            options = tuple(replace(o, allowed=o not in remotes or not self._slower(o, local)) for o in options)
-            return self._locally(local, Reason.REMOTE_SLOWER, options)
-        return self._chose(best, Reason.ABOVE_THRESHOLD, options)
+            return Decision(None, Refusal.HINTED_CLUSTER_UNAVAILABLE, options, self.facts)
+        return Decision(best, Reason.HINT, options, self.facts)
 
     def fall_back(self) -> Decision:
-        if self.decode is None:
-            return self._no_decode()
-        local = self._local(self.decode)
+        local = _least(self._here())
         if local is None:
             return Decision(None, Refusal.OVERLOADED, (), self.facts)
-        return self._chose(local, Reason.FALLBACK, (local,))
+        return Decision(local, Reason.FALLBACK, (local,), self.facts)
 
-    def _no_decode(self) -> Decision:
-        refusal = Refusal.OVERLOADED if self.facts.decode_nodes else Refusal.NO_DECODE_NODE
-        return Decision(None, refusal, (), self.facts)
+    def _by_cost(self, here: list[Option]) -> Decision:
+        local, home_s = _least(here), None
+        for option in here:
+            predicted = option.predicted_ttft_s
+            if predicted is not None and (home_s is None or predicted < home_s):
+                home_s = predicted
+        remotes = self._remotes(True, home_s)
+        options = (*here, *remotes)
+        if self._increment() <= self.facts.threshold_tokens:
+            return self._locally(local, Reason.BELOW_THRESHOLD, options)
+        allowed = [o for o in remotes if o.allowed]
+        best = _least(allowed)
+        if best is None:
+            return self._locally(local, _why_home(remotes), options)
+        mine = None if local is None else local.cost_s
+        if mine is not None and best.cost_s is not None and mine + self.values.slack_s <= best.cost_s:
+            return self._locally(local, Reason.REMOTE_DEARER, options)
+        if self.values.observe:
+            return self._locally(local, Reason.OBSERVED, options, would=best)
+        return Decision(best, Reason.ABOVE_THRESHOLD, options, self.facts)
 
-    def _chose(self, option: Option, reason: Reason, options: tuple[Option, ...]) -> Decision:
-        return Decision(option, reason, options, self.facts)
-
-    def _locally(self, local: Option | None, reason: Reason, options: tuple[Option, ...]) -> Decision:
+    def _locally(
+        self, local: Option | None, reason: Reason, options: tuple[Option, ...], would: Option | None = None
+    ) -> Decision:
         if local is None:
-            return Decision(None, Refusal.OVERLOADED, options, self.facts)
-        return self._chose(local, reason if self.local_alive else Reason.NO_LOCAL_PREFILL, options)
+            return Decision(None, Refusal.OVERLOADED, options, self.facts, would)
+        if not self.local_alive and reason is not Reason.OBSERVED:
+            reason = Reason.NO_LOCAL_PREFILL
+        return Decision(local, reason, options, self.facts, would)
 
-    def _local_increment(self) -> int:
-        held = self.local.nodes if self.local is not None and self.local_alive else ()
-        return self.tokens - max((node.cached_tokens for node in held), default=0)
+    # ---- the threshold
 
-    def _local(self, decode: DecodeNodeFacts) -> Option | None:
-        """The local way; in place where no local prefill node is alive, None where all of them are full."""
+    def _increment(self) -> int:
+        """Tokens to compute here: with what is cached here and, in abundance, what can be moved here."""
+        cached = self.decode.cached_tokens if self._may_prefill_in_place() else 0
+        if self.local is not None and self.local_alive:
+            for node in self.local.nodes:
+                if node.cached_tokens > cached:
+                    cached = node.cached_tokens
+            source = self._source_elsewhere()
+            if source is not None:
+                cached = max(cached, source.node.cached_tokens)
+        return self.stop - cached
+
+    # ---- ways
+
+    def _here(self) -> list[Option]:
+        """The ways at home; in place where no local prefill node is alive, none where all of them are full."""
         if self.local is None or not self.local_alive:
-            return self._in_place(decode)
-        return self._option(self.local, decode)
+            return [self.options.in_place()]
+        found = []
+        node = prefill_node(self.local.nodes, self.request, self.stop, self.values.session_s)
+        if node is not None:
+            found.append(self.options.through(self.local, node))
+            source = self._source_elsewhere()
+            if source is not None and source.node.cached_tokens > node.cached_tokens:
+                found.append(self.options.through(self.local, node, source))
+        if self._may_prefill_in_place():
+            found.append(self.options.in_place())
+        return found
 
-    def _remotes(self, decode: DecodeNodeFacts) -> list[Option]:
-        permitted = self.facts.request.allowed_clusters
-        found = [
-            self._option(cluster, decode)
-            for cluster in self.facts.clusters
-            if not cluster.local and cluster.reachable and (permitted is None or cluster.name in permitted)
-        ]
-        return [option for option in found if option is not None]
+    def _remotes(self, bounded: bool, home_s: float | None) -> list[Option]:
+        found = []
+        for cluster in self.others:
+            node = prefill_node(cluster.nodes, self.request, self.stop, self.values.session_s)
+            if node is None:
+                continue
+            found.append(self.options.through(cluster, node, None, bounded, home_s))
+            source = self._source_here(cluster)
+            if source is not None and source.node.cached_tokens > node.cached_tokens:
+                found.append(self.options.through(cluster, node, source, bounded, home_s))
+        return found
 
-    def _in_place(self, decode: DecodeNodeFacts) -> Option:
-        increment = max(0, self.tokens - decode.cached_tokens)
-        predicted = compute_s(decode.cached_tokens, self.tokens, decode.prefill)
-        return Option(None, None, decode.node_id, increment, 0, self.values.local_codec, True, predicted)
-
-    def _option(self, cluster: ClusterFacts, decode: DecodeNodeFacts) -> Option | None:
-        node = _prefill_node(cluster.nodes, self.tokens)
-        if node is None:
+    def _source_elsewhere(self) -> Source | None:
+        """From where a prefix could be moved here."""
+        if not self.facts.can_move:
             return None
-        default = self.values.local_codec if cluster.local else self.values.remote_codec
-        request, stop = self.facts.request, self.tokens
-        increment = max(0, stop - node.cached_tokens)
-        start = _sent_from(decode.held_tokens, stop, request.chunk_tokens)
-        nbytes = transfer_bytes(request.sizes, start, stop)
-        last = last_chunk(request.sizes, start, stop, request.chunk_tokens) if request.chunk_tokens else (0, 0)
-        export = Export(stop - increment, stop, nbytes, *last)
-        choice = choose_codec(default, request.quality, export, node, decode, cluster.link)
-        codec = choice.chosen
-        return Option(
-            cluster.name,
-            node.node_id,
-            decode.node_id,
-            increment,
-            nbytes,
-            codec.name,
-            True,
-            codec.predicted_ttft_s,
-            codec.quality,
-            nbytes if codec.wire_bytes is None else codec.wire_bytes,
-            choice.codec_s,
-            choice.options,
-            start,
-            stop - increment,
-        )
+        ways = [(c, c.link) for c in self.others if abundant(c.link, self.values.abundant_below)]
+        return longest(ways, self.stop)
 
-    def _slower(self, remote: Option, local: Option) -> bool:
-        """Whether both were measured and the remote way is predicted slower.
+    def _source_here(self, to: ClusterFacts) -> Source | None:
+        """From where at home a prefix could be moved to a cluster."""
+        if not self.facts.can_move or self.local is None or to.outward is None:
+            return None
+        if not abundant(to.outward, self.values.abundant_below):
+            return None
+        return longest([(self.local, to.outward)], self.stop)
 
-        Not on the word of an old measurement: a way that is avoided would never be measured again.
-        """
-        fresh = any(cluster.name == remote.cluster and cluster.link.fresh for cluster in self.facts.clusters)
-        if not fresh or remote.predicted_ttft_s is None or local.predicted_ttft_s is None:
-            return False
-        limit = self.values.slower_factor * local.predicted_ttft_s + self.values.slower_slack_s
-        return remote.predicted_ttft_s > limit
+    def _may_prefill_in_place(self) -> bool:
+        cached = self.decode.cached_tokens
+        return cached > 0 and self.stop - cached <= self.values.in_place_tokens
+
+    def _link(self, option: Option) -> LinkFacts:
+        return next(c.link for c in self.others if c.name == option.cluster)
 
 
-def _sent_from(held: int, stop: int, chunk_tokens: int) -> int:
-    """Where a transfer begins. What is final only at ``stop`` goes with its last chunk, even if all blocks are held."""
-    if held < stop:
-        return held
-    return (stop - 1) // chunk_tokens * chunk_tokens if chunk_tokens else 0
+def _least(options: Sequence[Option]) -> Option | None:
+    """The option of least cost. One whose cost is not known goes first: it is tried; of several the first by name."""
+    if len(options) < 2:
+        return options[0] if options else None
+    return min(options, key=_order)
 
 
-def _decode_node(nodes: Sequence[DecodeNodeFacts]) -> DecodeNodeFacts | None:
-    """The decode node with a free slot, the fewest generations and the longest cached prefix; ties by name."""
-    free = [node for node in nodes if node.free_slots > 0]
-    return min(free, key=lambda n: (n.running, -n.cached_tokens, n.node_id), default=None)
+def _order(option: Option) -> tuple[bool, float, str, str, bool]:
+    cost = option.cost_s
+    return cost is not None, cost or 0.0, option.cluster or "", option.prefill_node or "", option.move is not None
 
 
-def _prefill_node(nodes: Sequence[PrefillNodeFacts], tokens: int) -> PrefillNodeFacts | None:
-    """The node that would be done first.
-
-    Where any speed is unmeasured, waits cannot be compared: then the fewest tokens still to compute win, and a tie goes
-    to the unmeasured node, which is how it comes to be measured.
-    """
-    free = [node for node in nodes if node.free_slots > 0]
-
-    def work(node: PrefillNodeFacts) -> int:
-        return node.queued_tokens + max(0, tokens - node.cached_tokens)
-
-    def done_s(node: PrefillNodeFacts) -> float | None:
-        wait, compute = wait_s(node), compute_s(node.cached_tokens, tokens, node.prefill)
-        return None if wait is None or compute is None else wait + compute
-
-    waits = {node.node_id: done_s(node) for node in free}
-    measured = {name: wait for name, wait in waits.items() if wait is not None}
-    if len(measured) == len(free):
-        return min(free, key=lambda n: (measured[n.node_id], n.node_id), default=None)
-    return min(free, key=lambda n: (work(n), n.prefill is not None, n.node_id), default=None)
-
-
-def _quickest(options: Sequence[Option], facts: Facts) -> Option | None:
-    """The option of least predicted TTFT; where one is unmeasured, of the least queue. Ties by cluster name."""
-    predicted = [o.predicted_ttft_s for o in options if o.predicted_ttft_s is not None]
-    if len(predicted) == len(options):
-        return min(options, key=lambda o: (o.predicted_ttft_s or 0.0, o.cluster or ""), default=None)
-    queued = {n.node_id: n.queued_tokens for c in facts.clusters for n in c.nodes}
-    return min(options, key=lambda o: (queued[o.prefill_node or ""], o.cluster or ""), default=None)
+def _why_home(remotes: Sequence[Option]) -> Reason:
+    """Why a long prompt stays, where every remote way is barred or there is none."""
+    bars = [option.barred for option in remotes]
+    if Bar.SLOWER in bars:
+        return Reason.REMOTE_SLOWER
+    return Reason.LINK_CONGESTED if Bar.CONGESTED in bars else Reason.NO_REMOTE

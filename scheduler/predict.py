@@ -9,17 +9,43 @@ from scheduler.facts import CodecFacts, LinkFacts, PrefillCurve, PrefillNodeFact
 RAW = "raw"
 
 
-class Export(msgspec.Struct, frozen=True, gc=False):
-    """One prefill that computes tokens [start, stop) and sends ``raw_bytes``.
+class Pace(msgspec.Struct, frozen=True, gc=False):
+    """What of a prediction is the same whatever the codec; ``ttft_s`` adds the codec.
 
-    ``last_bytes`` of them become final only with the last ``last_tokens``.
+    Computing begins at ``begin_s``, takes ``compute_s``, and its last chunk ``last_s`` of that; ``last_share`` of what
+    is sent becomes final only with that chunk. The link takes ``rate`` bytes per second and is busy for ``queue_s``.
+    ``ratio`` is what was seen over what such predictions say.
     """
 
-    start: int
-    stop: int
-    raw_bytes: int
-    last_tokens: int = 0
-    last_bytes: int = 0
+    begin_s: float
+    compute_s: float
+    last_s: float
+    last_share: float
+    rate: float
+    queue_s: float
+    rtt_s: float
+    ratio: float
+
+    def ttft_s(self, wire_bytes: float, coding_s: float) -> float:
+        """Predicted seconds to the first token.
+
+        Computing, encoding, sending and decoding overlap, piece by piece, so the slowest stage counts: for all bytes
+        from the beginning on, for the last chunk's from its beginning on, and on the link behind what it carries
+        already. One round trip is added for the ask; one that was never measured counts as nothing: it is the only
+        figure that cannot dominate.
+        """
+        sending = wire_bytes / self.rate
+        slowest = sending if sending > coding_s else coding_s
+        computed = self.begin_s + self.compute_s
+        last = computed - self.last_s + slowest * self.last_share
+        done = self.queue_s + sending
+        if done < self.begin_s + slowest:
+            done = self.begin_s + slowest
+        if done < last:
+            done = last
+        if done < computed:
+            done = computed
+        return (done + self.rtt_s) * self.ratio
 
 
 def compute_s(start: int, stop: int, curve: PrefillCurve | None) -> float | None:
@@ -44,44 +70,56 @@ def wire_ratio(codec: CodecFacts) -> float | None:
     return 1.0 if codec.name == RAW else codec.wire_ratio
 
 
-def codec_s(raw_bytes: int, codec: CodecFacts, encoders: int) -> float | None:
-    """Seconds of encoding by ``encoders`` processors or decoding by one, whichever takes longer.
+def codec_s(raw_bytes: int, codec: CodecFacts, encoders: int, decode: float | None) -> float | None:
+    """Seconds of encoding by ``encoders`` processors or decoding by one at the rate ``decode``, whichever is longer.
 
     None where encoding is unmeasured, but for ``raw``, which encodes nothing. Unmeasured decoding counts as nothing.
     """
-    if not codec.encode_bytes_per_s and codec.name != RAW:
+    encode = codec.encode_bytes_per_s
+    if not encode and codec.name != RAW:
         return None
-    encoding = raw_bytes / (codec.encode_bytes_per_s * encoders) if codec.encode_bytes_per_s else 0.0
-    decoding = raw_bytes / codec.decode_bytes_per_s if codec.decode_bytes_per_s else 0.0
-    return max(encoding, decoding)
+    encoding = raw_bytes / (encode * encoders) if encode else 0.0
+    decoding = raw_bytes / decode if decode else 0.0
+    return encoding if encoding > decoding else decoding
 
 
-def ttft_s(node: PrefillNodeFacts, export: Export, codec: CodecFacts, link: LinkFacts) -> float | None:
-    """Predicted seconds to the first token when ``node`` computes and sends ``export``.
+def link_rate(node: PrefillNodeFacts, link: LinkFacts) -> float | None:
+    """What the link was seen to carry, but no more than the node may send; None where it was never measured."""
+    rate, share = link.bytes_per_s, node.egress_bytes_per_s
+    if rate is None or rate <= 0:
+        return None
+    return share if share and share < rate else rate
 
-    Computing, encoding, sending and decoding overlap, piece by piece, so the slowest stage counts: for all bytes from
-    the beginning on, for the last chunk's from its beginning on, and on the link behind what it carries already. The
-    link is as fast as it was seen to be, but no faster than what the node may send. One round trip is added for the
-    ask; one that was never measured counts as nothing: it is the only figure that cannot dominate.
+
+def pace(
+    node: PrefillNodeFacts,
+    link: LinkFacts,
+    start: int,
+    stop: int,
+    last_tokens: int = 0,
+    last_share: float = 0.0,
+    not_before_s: float = 0.0,
+    ratio: float = 1.0,
+) -> Pace | None:
+    """How ``node`` gets on with tokens [start, stop), of which the last chunk has ``last_tokens``.
+
+    It begins at ``not_before_s`` at the earliest, when a prefix that it builds on has come. None where its speed or the
+    link's was never measured.
     """
-    wait, compute = wait_s(node), compute_s(export.start, export.stop, node.prefill)
-    ratio, coding = wire_ratio(codec), codec_s(export.raw_bytes, codec, node.encoders)
-    if wait is None or compute is None or ratio is None or coding is None:
+    curve, wait = node.prefill, wait_s(node)
+    rate, share = link.bytes_per_s, node.egress_bytes_per_s
+    if wait is None or rate is None or rate <= 0:
         return None
-    if link.bytes_per_s is None or link.bytes_per_s <= 0:
-        return None
-    rate = min(link.bytes_per_s, node.egress_bytes_per_s or link.bytes_per_s)
-    sending = export.raw_bytes * ratio / rate
-    slowest = max(coding, sending)
-    last = last_bytes = 0.0
-    if export.last_tokens and node.prefill is not None:
-        last = min(compute, compute_s(export.stop - export.last_tokens, export.stop, node.prefill) or 0.0)
-    if export.raw_bytes > 0:
-        last_bytes = min(1.0, export.last_bytes / export.raw_bytes)
-    done = max(
-        link.queued_bytes / rate + sending,
-        wait + slowest,
-        wait + compute - last + slowest * last_bytes,
-        wait + compute,
-    )
-    return done + (link.rtt_s or 0.0)
+    if share and share < rate:
+        rate = share
+    compute = last = 0.0
+    if stop > start:
+        if curve is None:
+            return None
+        compute = curve.seconds(start, stop)
+        if last_tokens:
+            last = curve.seconds(stop - last_tokens, stop)
+            if last > compute:
+                last = compute
+    begin = wait if wait > not_before_s else not_before_s
+    return Pace(begin, compute, last, last_share, rate, link.queued_bytes / rate, link.rtt_s or 0.0, ratio)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec.structs import replace
 
 from gateway.cli import main
 from kvcache.quality import Quality
-from scheduler import policy
+from scheduler import options
 from scheduler.codec_choice import CodecChoice, choose_codec
-from scheduler.facts import DecodeNodeFacts, LinkFacts, PrefillNodeFacts
-from scheduler.predict import Export
+from scheduler.facts import PrefillNodeFacts
+from scheduler.predict import Pace
 
 
 def raw() -> None:
@@ -26,13 +28,13 @@ def _only(name: str) -> None:
     def choose(
         default: str,
         quality: Quality,
-        export: Export,
+        raw_bytes: int,
         prefill: PrefillNodeFacts,
-        decode: DecodeNodeFacts,
-        link: LinkFacts,
+        decoders: Mapping[str, float | None],
+        paced: Pace | None,
     ) -> CodecChoice:
         sender = replace(prefill, codecs=tuple(codec for codec in prefill.codecs if codec.name == name))
-        return choose_codec(name, quality, export, sender, decode, link)
+        return choose_codec(name, quality, raw_bytes, sender, decoders, paced)
 
-    vars(policy)["choose_codec"] = choose
+    vars(options)["choose_codec"] = choose
     main()

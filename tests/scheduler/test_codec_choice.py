@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kvcache.quality import Quality
-from scheduler.codec_choice import CodecChoice, choose_codec
+from scheduler import codec_choice
+from scheduler.codec_choice import CodecChoice
 from scheduler.facts import CodecFacts, DecodeNodeFacts, LinkFacts, PrefillCurve, PrefillNodeFacts
-from scheduler.predict import Export
+from scheduler.predict import pace
 from tests.calm import calm
 from tests.scheduler.codecs import codec_sets
 
@@ -21,6 +24,27 @@ KNOWN = (
     CodecFacts("int4", Quality.COMPACT, 0.25, 2e8, 2e8),
 )
 MIB = 1 << 20
+
+
+class Export(NamedTuple):
+    start: int
+    stop: int
+    raw_bytes: int
+    last_tokens: int = 0
+    last_share: float = 0.0
+
+
+def choose_codec(
+    default: str,
+    quality: Quality,
+    export: Export,
+    prefill: PrefillNodeFacts,
+    decode: DecodeNodeFacts,
+    link: LinkFacts,
+) -> CodecChoice:
+    decoders = {codec.name: codec.decode_bytes_per_s for codec in decode.codecs}
+    paced = pace(prefill, link, export.start, export.stop, export.last_tokens, export.last_share)
+    return codec_choice.choose_codec(default, quality, export.raw_bytes, prefill, decoders, paced)
 
 
 def choose(
@@ -102,7 +126,7 @@ def test_every_alternative_is_shown_with_its_prediction_also_those_that_are_not_
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[str, Quality, Export, PrefillNodeFacts, DecodeNodeFacts, LinkFacts]:
-    export = Export(*(draw(st.integers(0, most)) for most in (10**4, 10**5, 10**9, 300, 10**8)))
+    export = Export(*(draw(st.integers(0, most)) for most in (10**4, 10**5, 10**9, 300)), draw(st.floats(0, 1)))
     speed = draw(st.one_of(st.none(), st.builds(PrefillCurve.at_rate, st.floats(1.0, 1e6))))
     prefill = PrefillNodeFacts("p", draw(st.integers(0, 10**4)), 1, speed, codecs=draw(codec_sets()))
     decode = DecodeNodeFacts("d", 0, 1, None, codecs=draw(codec_sets()))
