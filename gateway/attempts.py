@@ -10,6 +10,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import structs
+
 from gateway import plausible
 from gateway.sessions import NodeLost, NodeSession, codec_quality
 from kvcache.control import (
@@ -89,6 +91,7 @@ class Attempt:
         self._transferred = leg is None
         self._computed = leg is None
         self._queued_bytes = 0
+        self._cached_tokens = 0
         self._closed = False
         self._finished = False
         self._hearsay = False
@@ -102,7 +105,7 @@ class Attempt:
         if self.leg is not None:
             self.decode.awaited[self.transfer.hex()] = self
             self.leg.node.jobs[self.transfer.hex()] = self
-            self.leg.node.prefill_tokens += self.leg.stop - self.leg.start
+            self.leg.node.prefill_tokens += self.option.compute_increment
             self._queued_bytes = self.option.wire_bytes
             self.leg.link.started(self._queued_bytes)
         try:
@@ -153,7 +156,7 @@ class Attempt:
             return  # its part is committed; nothing that it says can matter any more
         match message:
             case PrefillStarted() if self._is_prefill(node):
-                self._figures["prefill_started_after_s"] = time.time() - self._dispatched_at
+                self._on_started(message)
             case PrefillDone() if self._is_prefill(node):
                 self._on_computed(node, message)
             case TransferDone() if node is self.decode and not self._transferred and self._can_be(message):
@@ -207,9 +210,15 @@ class Attempt:
     def _can_be(self, done: TransferDone) -> bool:
         return plausible.transferred(done, self.option.transfer_bytes)
 
+    def _on_started(self, started: PrefillStarted) -> None:
+        assert self.leg is not None
+        self._figures["prefill_started_after_s"] = time.time() - self._dispatched_at
+        self._cached_tokens = min(max(0, started.cached_tokens), self.leg.stop)
+        self._figures["cached_tokens"] = self._cached_tokens
+
     def _on_computed(self, node: NodeSession, done: PrefillDone) -> None:
         assert self.leg is not None
-        if "prefill_s" not in self._figures and plausible.computed(done, self.leg.stop - self.leg.start):
+        if "prefill_s" not in self._figures and plausible.computed(done, self.leg.stop):
             self._figures["prefill_s"] = done.compute_s
             node.speed.observe(done.tokens, done.compute_s)
         self._computing_ended()
@@ -242,7 +251,10 @@ class Attempt:
         if len(self._items) >= MAX_UNREAD_DELTAS:
             self._fail(AttemptFailed("decode", "slow_client", "the client does not read its answer"))
             return
-        self._finished = isinstance(item, Finished)
+        if isinstance(item, Finished):
+            self._finished = True
+            if self.leg is not None:  # the decode node does not know what its prefill node need not compute
+                item = structs.replace(item, cached_tokens=self._cached_tokens)
         self._items.append(item)
         self._wake.set()
 
@@ -265,7 +277,7 @@ class Attempt:
     def _computing_ended(self) -> None:
         if self.leg is not None and not self._computed:
             self._computed = True
-            self.leg.node.prefill_tokens -= self.leg.stop - self.leg.start
+            self.leg.node.prefill_tokens -= self.option.compute_increment
 
     def _transfer_ended(self) -> None:
         if self.leg is not None:

@@ -4,8 +4,9 @@ import asyncio
 from typing import Any
 
 from gateway.config import FallbackPolicy
+from kvcache.control import PrefillDone, PrefillStarted
 from tests.gateway.conftest import Open
-from tests.gateway.fakes import FakeNode, failing, never
+from tests.gateway.fakes import FakeNode, failing, never, transfer_of
 
 
 async def engine_lost_a_moment_later(node: FakeNode, job: Any) -> None:
@@ -27,3 +28,18 @@ async def test_hearsay_ends_the_attempt_where_the_other_leg_stays_silent(stage: 
     answer = await one.complete(words=60)
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "aborted"
+
+
+async def tells_a_cached_prefix(node: FakeNode, job: Any) -> None:
+    """A prefill that went on from its cache."""
+    transfer = transfer_of(node, job.ticket)
+    await node.send(PrefillStarted(transfer, cached_tokens=32))
+    await node.send(PrefillDone(transfer, 0.01, len(job.token_ids) - 33, 32))
+
+
+async def test_usage_counts_the_tokens_that_the_prefill_node_did_not_compute(stage: Open) -> None:
+    one = await stage()
+    await one.pair("east", on_prefill=tells_a_cached_prefix)
+    answer = await one.complete(words=60)
+    assert answer.status_code == 200
+    assert answer.json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 32}
