@@ -16,6 +16,8 @@ from gateway.executors import Executors, OwnNodes
 from gateway.history import History
 from gateway.hot import ENDPOINTS, Generation
 from gateway.keys import KeyBook
+from gateway.kv_index import KvIndex
+from gateway.kv_upkeep import KvUpkeep
 from gateway.leadership import SoleGateway
 from gateway.life import Services
 from gateway.metrics import Metrics
@@ -46,7 +48,9 @@ class Gateway:
         self.state = state
         self.keys = KeyBook(state)
         self.registry = Registry(state, config.local_cluster, model.fingerprint, model.context_tokens)
-        self.metrics = Metrics(self.registry)
+        self.kv_index = KvIndex(model.layout, model.fingerprint.digest())
+        self._kv_upkeep = KvUpkeep(self.kv_index, config.kv_events, config.state_file)
+        self.metrics = Metrics(self.registry, self.kv_index)
         self.decisions = Decisions(state)
         ticket_key = state.ticket_key()
         builder = AttemptBuilder(self.registry, ticket_key, model.fingerprint.digest())
@@ -62,6 +66,7 @@ class Gateway:
             self.metrics,
             threshold,
             meter,
+            self.kv_index,
         )
         own_nodes = OwnNodes()
         self.rebalancing = self._long_term(model, builder, own_nodes, threshold, meter)
@@ -69,8 +74,12 @@ class Gateway:
         self._tokenizing = Tokenizing(model.tokenizer, model.template)
         self._access = Access(self.keys, config.join_token)
         self.generation = Generation(services, self._tokenizing)
-        self._streams = ControlStreams(config, self.registry, self._access, self.metrics, own_nodes, ticket_key)
-        self._routes = build_routes(services, self.keys, self._tokenizing, self.rebalancing, self.not_ready)
+        self._streams = ControlStreams(
+            config, self.registry, self._access, self.metrics, own_nodes, ticket_key, self.kv_index
+        )
+        self._routes = build_routes(
+            services, self.keys, self._tokenizing, self.kv_index, self.rebalancing, self.not_ready
+        )
 
     def _long_term(
         self, model: ServedModel, builder: AttemptBuilder, own: OwnNodes, threshold: Threshold, meter: TrafficMeter
@@ -117,9 +126,11 @@ class Gateway:
         while True:
             event = await receive()
             if event["type"] == "lifespan.startup":
+                self._kv_upkeep.start()
                 self.rebalancing.start()
             else:
                 await self.rebalancing.stop()
+                await self._kv_upkeep.stop()
             await send({"type": f"{event['type']}.complete"})
             if event["type"] == "lifespan.shutdown":
                 return

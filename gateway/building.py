@@ -55,6 +55,9 @@ class AttemptBuilder:
             sampling=prompted.sampling,
             source=source,
             deadline=deadline,
+            salt=prompted.facts.tenant,
+            lora=prompted.facts.lora,
+            quality=prompted.facts.quality,
         )
         return Attempt(number, option, transfer, leg, decode, job, prompted.facts.quality)
 
@@ -95,7 +98,8 @@ class AttemptBuilder:
         dial = None
         if accepts is None and answers is not None:
             dial = KvPeer(decode.node_id, decode.incarnation, decode.join.public_key, answers)
-        job = PrefillJob(ticket, prompted.token_ids, option.codec, priority, dial)
+        facts = prompted.facts
+        job = PrefillJob(ticket, prompted.token_ids, option.codec, priority, dial, salt=facts.tenant, lora=facts.lora)
         link = self._registry.link(prefill.join.cluster)
         leg = PrefillLeg(prefill, job, link, option.start, stop, chunk)
         quality = prompted.facts.quality

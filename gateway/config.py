@@ -13,6 +13,7 @@ from scheduler.controller.settings import Mode
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """Of clusters and nodes: safe in a header, a path and a log line. To be matched in full."""
+_TCP = re.compile(r"tcp://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[1-9][0-9]{0,4}")
 
 
 class ConfigError(ValueError):
@@ -24,6 +25,26 @@ class FallbackPolicy(StrEnum):
 
     LOCAL = "local"
     FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEvents:
+    """Where the engine of a node publishes events of its KV cache over ZMQ, and where missed ones can be asked for."""
+
+    node_id: str
+    publish: str
+    replay: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> EngineEvents:
+        """From NODE=tcp://HOST:PORT[,tcp://HOST:PORT]. Raises ConfigError."""
+        node_id, _, addresses = text.partition("=")
+        publish, *rest = addresses.split(",")
+        if not NAME.fullmatch(node_id) or len(rest) > 1 or not all(_TCP.fullmatch(one) for one in (publish, *rest)):
+            raise ConfigError(
+                f"--kv-events: {text!r} is not NODE=tcp://HOST:PORT or NODE=tcp://HOST:PORT,tcp://HOST:PORT"
+            )
+        return cls(node_id, publish, *rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +60,7 @@ class GatewayConfig:
     threshold_tokens: int = 1024
     fallback: FallbackPolicy = FallbackPolicy.LOCAL
     state_file: Path | None = None
+    kv_events: tuple[EngineEvents, ...] = ()
     rebalance: Mode = Mode.OBSERVE
     rebalance_file: Path | None = None
     chat_template: Path | None = None

@@ -18,10 +18,12 @@ from gateway.building import Prompted
 from gateway.errors import ApiError, bad_field
 from gateway.exchange import JSON, SSE, Exchange, read_body
 from gateway.keys import Principal, Role
+from gateway.kv_index import BLOCK_TOKENS
 from gateway.life import RequestLife, Services
 from gateway.openai.requests import GenerationRequest, parse_chat, parse_completion
 from gateway.openai.responses import Answer
 from gateway.tokenizing import Tokenizing
+from kvcache.chain_cache import ChainCache
 from kvcache.control import Finished
 from kvcache.quality import Quality
 from scheduler.facts import RequestFacts, RouteHint
@@ -58,6 +60,7 @@ class Generation:
         self._s = services
         self._tokenizing = tokenizing
         self._sizes = size_facts(services.model.layout)
+        self._chains = ChainCache()
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -197,7 +200,20 @@ class Generation:
             allowed_clusters=principal.clusters,
             quality=quality,
         )
-        return Prompted(exchange.request_id, exchange.path, facts, token_ids, sampling)
+        names = await self._names(token_ids, facts)
+        return Prompted(exchange.request_id, exchange.path, facts, token_ids, sampling, names)
+
+    async def _names(self, token_ids: tuple[int, ...], facts: RequestFacts) -> tuple[bytes, ...]:
+        """Names of the prompt's full blocks; its last token is always computed, so it is in none."""
+        if len(token_ids) <= BLOCK_TOKENS:
+            return ()
+        fingerprint = self._s.model.fingerprint.digest()
+        found = await self._tokenizing.run(
+            lambda: self._chains.block_hashes(
+                token_ids[:-1], BLOCK_TOKENS, fingerprint=fingerprint, salt=facts.tenant, lora=facts.lora
+            )
+        )
+        return tuple(found)
 
     async def _token_ids(self, request: GenerationRequest) -> tuple[int, ...]:
         if request.messages is not None:
@@ -262,6 +278,7 @@ class Generation:
         if done is not None:
             self._s.metrics.prompt_tokens.inc(done.prompt_tokens)
             self._s.metrics.generation_tokens.inc(done.completion_tokens)
+            self._s.metrics.cached_tokens.inc(done.cached_tokens)
 
 
 def _quality(scope: Scope) -> Quality:

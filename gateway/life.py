@@ -19,6 +19,7 @@ from gateway.config import FallbackPolicy, GatewayConfig
 from gateway.decisions import Decisions
 from gateway.errors import ApiError
 from gateway.gather import gather
+from gateway.kv_index import PrefixLookup
 from gateway.metrics import Metrics
 from gateway.model import ServedModel
 from gateway.registry import Registry
@@ -35,6 +36,8 @@ from scheduler.predict import compute_s
 log = logging.getLogger(__name__)
 
 FALLBACK_PRIORITY = 100
+PREFIX_GONE = "prefix_gone"
+"""A decode node's word that it no longer holds what a transfer left out."""
 RETRY_AFTER_S = 1.0
 
 
@@ -52,6 +55,7 @@ class Services:
     metrics: Metrics
     threshold: Threshold
     meter: TrafficMeter
+    prefixes: PrefixLookup
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,7 @@ class RequestLife:
         self.deadline = self._began + services.config.request_timeout_s
         self._attempts: list[Attempt] = []
         self._decisions: list[Decision] = []
+        self._holds_nothing: set[str] = set()
         self._first_at: float | None = None
         self._finished: Finished | None = None
         self._closed = False
@@ -96,12 +101,10 @@ class RequestLife:
 
     async def first(self) -> Delta | Finished:
         """The first piece of the answer, by the first way or the fallback. Raises ApiError."""
-        decision = self._s.policy.decide(self._facts(()))
-        attempt = self._start(decision, priority=0)
         try:
-            return await self._first_of(attempt, self._late_after(decision))
+            return await self._first_way()
         except AttemptFailed as failure:
-            self._note(attempt, failure)
+            attempt = self._attempts[-1]
             if self._s.config.fallback is FallbackPolicy.FAIL:
                 self._s.metrics.fallbacks.labels("forbidden").inc()
                 raise _unavailable(
@@ -113,6 +116,20 @@ class RequestLife:
         except AttemptFailed as failure:
             self._note(attempt, failure)
             raise _unavailable(f"the fallback failed too: {failure.stage}: {failure.cause}", failure.cause) from failure
+
+    async def _first_way(self) -> Delta | Finished:
+        """The way that policy chooses, and once more where it failed only for what a node was thought to hold."""
+        while True:
+            decision = self._s.policy.decide(self._facts(()))
+            attempt = self._start(decision, priority=0)
+            try:
+                return await self._first_of(attempt, self._late_after(decision))
+            except AttemptFailed as failure:
+                self._note(attempt, failure)
+                node = attempt.option.decode_node
+                if failure.cause != PREFIX_GONE or node in self._holds_nothing:
+                    raise
+                self._holds_nothing.add(node)
 
     async def following(self) -> Delta | Finished:
         """The next piece after the first, up to Finished. Raises ApiError when the answer breaks off."""
@@ -182,6 +199,9 @@ class RequestLife:
         self._s.metrics.ttft.labels(self.route.route).observe(self._first_at - self._began)
         self._saw(item)
         self._count_transfer(attempt)
+        for node in (attempt.option.prefill_node, attempt.option.decode_node):
+            if node is not None:
+                self._s.prefixes.sent(node, self._p.names, self._first_at)
         return item
 
     def _fall_back(self, failed: Attempt, failure: AttemptFailed) -> Attempt:
@@ -226,7 +246,11 @@ class RequestLife:
         return max(2 * predicted, predicted + 2.0)
 
     def _facts(self, without: set[str] | tuple[()]) -> Facts:
-        return gather(self._s.registry, self._p.facts, self._s.threshold.tokens, self._loop.time(), without)
+        now = self._loop.time()
+        held = self._s.prefixes.matches(self._p.names, now)
+        if self._holds_nothing:
+            held = {node: kept for node, kept in held.items() if node not in self._holds_nothing}
+        return gather(self._s.registry, self._p.facts, self._s.threshold.tokens, now, without, held)
 
     # ---- accounting
 
@@ -237,6 +261,8 @@ class RequestLife:
             self._finished = item
             if item.prompt_tokens != len(self._p.token_ids):
                 log.warning("usage differs id=%s node_says=%d", self._p.facts.request_id, item.prompt_tokens)
+                self._s.metrics.usage_differs.inc()
+                self._s.prefixes.distrust()
 
     def _note(self, attempt: Attempt, failure: AttemptFailed) -> None:
         attempt.close("failed", failure)
@@ -273,16 +299,17 @@ class RequestLife:
                 "completion_tokens": done.completion_tokens,
                 "cached_tokens": done.cached_tokens,
             }
+        first_ways = 1 + len(self._holds_nothing)
         record = {
             "id": self._p.facts.request_id,
             "request_id": self._p.request_id,
             "at": self._began_wall,
             "endpoint": self._p.endpoint,
             "decision": self._decisions[0] if self._decisions else None,
-            "fallback_decision": self._decisions[1] if len(self._decisions) > 1 else None,
+            "fallback_decision": self._decisions[first_ways] if len(self._decisions) > first_ways else None,
             "attempts": [attempt.record() for attempt in self._attempts],
             "route": self.route.route if self._attempts else None,
-            "fallback": len(self._attempts) > 1,
+            "fallback": len(self._attempts) > first_ways,
             "outcome": outcome,
             "ttft_s": ttft,
             "tokens_per_s": rate,

@@ -9,13 +9,14 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gateway.kv_index import KvIndex
 from gateway.registry import Registry
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 STAGES = frozenset({"queue", "prefill", "transfer", "load", "decode", "node", "wait"})
 CAUSES = frozenset(
     {"node_lost", "late", "engine_lost", "deadline", "protocol", "queue_full", "peer_lost", "cancelled_by_node"}
-    | {"slow_client", "pool_full", "digest_mismatch", "ticket", "shutting_down"}
+    | {"slow_client", "pool_full", "prefix_gone", "digest_mismatch", "ticket", "shutting_down"}
 )
 _LINK_GAUGES = (
     ("prfaas_link_bytes_per_second", "Learnt rate of a way, 0 for one on which nothing moves"),
@@ -32,7 +33,7 @@ _FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 class Metrics:
     """Counters that request handling updates; what the registry knows is read at scrape time."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, kv_index: KvIndex) -> None:
         own = self._own = CollectorRegistry()
         self.requests = Counter("prfaas_requests", "Requests answered", ["endpoint", "route", "status"], registry=own)
         self.duration = Histogram(
@@ -80,7 +81,12 @@ class Metrics:
         self.cancel = Histogram(
             "prfaas_cancel_seconds", "From a cancel to the node's word that it is done", registry=own, buckets=_SECONDS
         )
+        self.usage_differs = Counter(
+            "prfaas_usage_differs", "Answers whose engine counted other prompt tokens than the gateway", registry=own
+        )
+        self.cached_tokens = Counter("prfaas_cached_tokens", "Prompt tokens that needed no prefill", registry=own)
         own.register(_Fleet(registry))
+        own.register(_PrefixIndex(kv_index))
 
     def show(self, collector: Collector) -> None:
         """Have another collector read at every scrape."""
@@ -129,3 +135,35 @@ class _Fleet:
                     gauge.add_metric([cluster.name], float(figure))
             probes.add_metric([cluster.name], link.probe_bytes)
         return [nodes, usage, queued, speed, *links, probes]
+
+
+class _PrefixIndex:
+    """What the prefix index holds and has heard, as of now."""
+
+    def __init__(self, index: KvIndex) -> None:
+        self._index = index
+
+    def collect(self) -> Iterable[Metric]:
+        figures = self._index.figures
+        gauges = (
+            ("blocks", "Distinct blocks in the prefix index", len(self._index.index)),
+            ("bytes", "About what the prefix index takes", self._index.nbytes),
+            ("affinity", "Whether routing heeds it", float(self._index.trusted)),
+            ("events_lag_seconds", "Age of the newest batch of KV events when it was applied", figures.lag_s),
+        )
+        counters = (
+            ("batches", "Batches of KV events applied", figures.batches),
+            ("events", "KV events applied", figures.events),
+            ("gaps", "Gaps in the numbering of KV events", figures.gaps),
+            ("replays", "Replays of KV events asked for", figures.replays),
+            ("rebuilds", "Sources emptied for KV events that could not be had again", figures.rebuilds),
+            ("errors", "Batches of KV events that were none", figures.errors),
+            ("lookups", "Prompts looked up", figures.lookups),
+            ("hits", "Prompts of which a node held something", figures.hits),
+            ("asked_tokens", "Tokens of the prompts looked up, in full blocks", figures.asked_tokens),
+            ("matched_tokens", "Of these, what the best node held", figures.matched_tokens),
+        )
+        for name, text, value in gauges:
+            yield GaugeMetricFamily(f"prfaas_kv_index_{name}", text, value=value)
+        for name, text, count in counters:
+            yield CounterMetricFamily(f"prfaas_kv_index_{name}", text, value=count)

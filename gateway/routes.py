@@ -16,6 +16,7 @@ from gateway.answers import json_answer, needs
 from gateway.errors import ApiError, bad_field
 from gateway.exchange import read_body
 from gateway.keys import KeyBook, Role
+from gateway.kv_index import KvIndex
 from gateway.life import Services
 from gateway.metrics import CONTENT_TYPE
 from gateway.openai.requests import MAX_PROMPT_IDS, chat_messages, convert, decode_json
@@ -23,7 +24,7 @@ from gateway.rebalance_routes import add_rebalance_routes
 from gateway.rebalancing import Rebalancing
 from gateway.registry import Cluster, Dial
 from gateway.tokenizing import Tokenizing
-from gateway.views import cluster_view, key_view, node_view
+from gateway.views import cluster_view, key_view, node_view, prefix_view
 from kvcache.wire import Role as NodeRole
 
 PAGE = b"""<!doctype html><html lang="en"><meta charset="utf-8"><title>prfaas</title>
@@ -71,7 +72,12 @@ class DetokenizeBody(msgspec.Struct, frozen=True):
 
 
 def build_routes(
-    services: Services, keys: KeyBook, tokenizing: Tokenizing, rebalancing: Rebalancing, ready: Callable[[], str | None]
+    services: Services,
+    keys: KeyBook,
+    tokenizing: Tokenizing,
+    kv_index: KvIndex,
+    rebalancing: Rebalancing,
+    ready: Callable[[], str | None],
 ) -> FastAPI:
     """The web application for everything but generation. ``ready`` names what keeps the gateway from serving."""
     api = FastAPI(title="prfaas", docs_url=None, redoc_url=None, openapi_url=None)
@@ -226,6 +232,7 @@ def build_routes(
                 "chunk_tokens": registry.chunk_tokens,
                 "prefill_nodes": len(registry.nodes(role=NodeRole.PREFILL)),
                 "decode_nodes": len(registry.nodes(role=NodeRole.DECODE)),
+                "prefix_index": prefix_view(kv_index),
                 "clusters": [seen(cluster) for cluster in registry.clusters],
                 "nodes": [node_view(node, now) for node in registry.nodes()],
                 "decisions_unwritten": decisions.unwritten,

@@ -14,6 +14,7 @@ from gateway.access import Access
 from gateway.asgi import Receive, Scope, Send
 from gateway.config import GatewayConfig
 from gateway.executors import OwnNodes
+from gateway.kv_index import KvIndex
 from gateway.metrics import Metrics
 from gateway.registry import Registry
 from gateway.sessions import NodeLost, NodeSession
@@ -28,6 +29,7 @@ from kvcache.control import (
     FromNode,
     Heartbeat,
     Join,
+    KvEvents,
     PrefillDone,
     PrefillStarted,
     RateLease,
@@ -58,12 +60,14 @@ class ControlStreams:
         metrics: Metrics,
         own_nodes: OwnNodes,
         ticket_key: Ed25519PrivateKey,
+        kv_index: KvIndex,
     ) -> None:
         self._config = config
         self._registry = registry
         self._access = access
         self._metrics = metrics
         self._own_nodes = own_nodes
+        self._kv_index = kv_index
         self._public_key = ticket_key.public_key().public_bytes_raw()
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,6 +95,7 @@ class ControlStreams:
 
     async def _run(self, session: NodeSession, receive: Receive, send: Send) -> None:
         session.send(Welcome(self._public_key, self._config.beat_s, self._config.lease_s))
+        self._kv_index.joined(session)
         tasks = {
             asyncio.create_task(part)
             for part in (self._read(session, receive), self._write(session, send), self._watch(session))
@@ -105,6 +110,7 @@ class ControlStreams:
                     log.error("stream broke node=%s", session.node_id, exc_info=error)
         finally:
             self._registry.lost(session, cause)
+            self._kv_index.lost(session, asyncio.get_running_loop().time())
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
@@ -165,6 +171,8 @@ class ControlStreams:
                 if took is not None:
                     self._metrics.cancel.observe(took)
                 self._to_owner(session, message.job, message)
+            case KvEvents():
+                self._kv_index.heard(session, message)
             case RoleChanged():
                 self._own_nodes.answered(session, message)
             case Join():

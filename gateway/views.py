@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
 
 from gateway.keys import KeyEntry
+from gateway.kv_index import KvIndex
 from gateway.registry import Cluster, Registry
 from gateway.sessions import NodeSession
 
@@ -75,3 +77,13 @@ def key_view(entry: KeyEntry) -> dict[str, Any]:
         "clusters": None if clusters is None else sorted(clusters),
         "created": entry.created,
     }
+
+
+def prefix_view(index: KvIndex) -> dict[str, Any]:
+    """The prefix index; ``hit_share`` is the share of looked-up tokens that a node held, None before the first."""
+    figures = index.figures
+    share = figures.matched_tokens / figures.asked_tokens if figures.asked_tokens else None
+    known: dict[str, Any] = {"blocks": len(index.index), "bytes": index.nbytes, "affinity": index.trusted}
+    known |= {"hit_share": share, "nodes": index.workers()}
+    known |= asdict(figures)
+    return known

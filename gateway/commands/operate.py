@@ -111,6 +111,10 @@ def status(api: Api, as_json: bool) -> None:
     model = found["model"]
     click.echo(f"model {model['id']}, context {model['max_model_len']} tokens")
     click.echo(f"threshold {found['threshold_tokens']} tokens, fallback {found['fallback']}")
+    prefixes = found["prefix_index"]
+    share = "-" if prefixes["hit_share"] is None else f"{prefixes['hit_share']:.0%}"
+    off = "" if prefixes["affinity"] else ", not heeded: an engine counts other prompt tokens"
+    click.echo(f"prefix index {prefixes['blocks']} blocks, {size(prefixes['bytes'])}, {share} of tokens held{off}")
     click.echo(f"{found['prefill_nodes']} prefill and {found['decode_nodes']} decode nodes")
     click.echo()
     _cluster_table(found["clusters"])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from gateway.config import ConfigError, FallbackPolicy, GatewayConfig
+from gateway.config import ConfigError, EngineEvents, FallbackPolicy, GatewayConfig
 from kvcache.layout import DType
 from scheduler.controller.settings import Mode
 
@@ -37,6 +37,12 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option(
     "--state", type=_FILE, help="SQLite file for keys, clusters and decisions; without it they live in memory."
+)
+@click.option(
+    "--kv-events",
+    metavar="NODE=tcp://HOST:PORT[,tcp://HOST:PORT]",
+    multiple=True,
+    help="Where a node's engine publishes KV events over ZMQ, and where it replays them. May be given several times.",
 )
 @click.option(
     "--rebalance",
@@ -70,6 +76,7 @@ def gateway(
     threshold: int,
     fallback: str,
     state: Path | None,
+    kv_events: tuple[str, ...],
     rebalance: str,
     rebalance_config: Path | None,
     chat_template: Path | None,
@@ -95,6 +102,7 @@ def gateway(
             threshold_tokens=threshold,
             fallback=FallbackPolicy(fallback),
             state_file=state,
+            kv_events=tuple(EngineEvents.parse(text) for text in kv_events),
             rebalance=Mode(rebalance),
             rebalance_file=rebalance_config,
             chat_template=chat_template,
