@@ -7,7 +7,7 @@ node of its cluster has less to do and holds no less.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from heapq import nsmallest
+from operator import itemgetter
 from typing import Protocol, TypeVar
 
 KEEP = 2
@@ -45,12 +45,25 @@ def candidates(
     free = [node for node in nodes if node.free_slots > 0]
     if not free:
         return list(nodes[:1])
-    chosen = nsmallest(keep, free, key=lambda node: (load(node), node.node_id))
+    chosen = _least(free, [load(node) for node in free], keep)
     names = {node.node_id for node in chosen}
     if held:
         most = [node for node in free if node.node_id in held and node.node_id not in names]
-        chosen += nsmallest(keep, most, key=lambda node: (-held[node.node_id], load(node), node.node_id))
-        names.update(node.node_id for node in chosen)
+        if len(most) > keep:
+            most.sort(key=lambda node: (-held[node.node_id], load(node), node.node_id))
+        chosen += most[:keep]
     if session:
+        names.update(node.node_id for node in chosen)
         chosen += [node for node in free if node.node_id in session and node.node_id not in names]
     return chosen
+
+
+def _least(nodes: list[W], loads: list[float], keep: int) -> list[W]:
+    """The ``keep`` nodes of least load; of equal ones the first by name."""
+    if len(nodes) <= keep:
+        return list(nodes)
+    limit = sorted(loads)[keep - 1]
+    chosen = [(its, node.node_id, node) for node, its in zip(nodes, loads, strict=True) if its <= limit]
+    if len(chosen) > keep:
+        chosen.sort(key=itemgetter(0, 1))
+    return [node for _, _, node in chosen[:keep]]

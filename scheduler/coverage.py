@@ -37,7 +37,9 @@ def last_before(value: int, stop: int) -> int:
     """One more than the last block below ``stop`` that is held; 0 with none."""
     if value >= 0:
         return min(value, stop)
-    return (~value & ((1 << stop) - 1)).bit_length()
+    bits = ~value
+    last = bits.bit_length()
+    return last if last <= stop else (bits & ((1 << stop) - 1)).bit_length()
 
 
 def holds(value: int, block: int) -> bool:

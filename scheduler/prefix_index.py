@@ -84,8 +84,7 @@ class PrefixIndex:
             if node is None:
                 continue
             resumable = _resumable(snapshots, holder, held) if self.snapshots else held
-            if node in found:  # in several spans
-                other = found[node]
+            if (other := found.get(node)) is not None:  # in several spans
                 held, resumable = max(held, other.held_blocks), max(resumable, other.resumable_blocks)
             found[node] = Match(held, resumable)
         return found
