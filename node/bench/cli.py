@@ -13,6 +13,7 @@ from kvcache import codecs
 from kvcache.codecs import calibration
 from kvcache.layout import DType
 from node.bench.kv.cli import kv
+from node.bench.route.cli import route
 
 
 @click.group()
@@ -21,6 +22,7 @@ def bench() -> None:
 
 
 bench.add_command(kv)
+bench.add_command(route)
 
 
 @bench.command()

@@ -1,0 +1,1 @@
+"""``prfaas bench route``: how long a gateway takes to find a prompt in a full prefix index and to route it."""
