@@ -45,8 +45,8 @@ def candidates(
     free = [node for node in nodes if node.free_slots > 0]
     if not free:
         return list(nodes[:1])
-    chosen = _least(free, [load(node) for node in free], keep)
-    names = {node.node_id for node in chosen}
+    chosen = _least(free, list(map(load, free)), keep)
+    names = {node.node_id for node in chosen} if held or session else set()
     if held:
         most = [node for node in free if node.node_id in held and node.node_id not in names]
         if len(most) > keep:
@@ -63,7 +63,9 @@ def _least(nodes: list[W], loads: list[float], keep: int) -> list[W]:
     if len(nodes) <= keep:
         return list(nodes)
     limit = sorted(loads)[keep - 1]
-    chosen = [(its, node.node_id, node) for node, its in zip(nodes, loads, strict=True) if its <= limit]
-    if len(chosen) > keep:
-        chosen.sort(key=itemgetter(0, 1))
-    return [node for _, _, node in chosen[:keep]]
+    chosen = [node for node, its in zip(nodes, loads, strict=True) if its <= limit]
+    if len(chosen) == keep:
+        return chosen
+    ranked = [(its, node.node_id, node) for node, its in zip(nodes, loads, strict=True) if its <= limit]
+    ranked.sort(key=itemgetter(0, 1))
+    return [node for _, _, node in ranked[:keep]]

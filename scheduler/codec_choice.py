@@ -27,6 +27,7 @@ class CodecChoice(msgspec.Struct, frozen=True, gc=False):
 
 _by_name = attrgetter("name")
 _LEVEL = {quality: at for at, quality in enumerate(Quality)}
+_ALLOWED = {quality: tuple(Quality)[: at + 1] for quality, at in _LEVEL.items()}  # hashing a member is slow
 
 
 def choose_codec(
@@ -43,13 +44,14 @@ def choose_codec(
     first, then the more exact, then the fewer bytes.
     """
     options, coding = [], {}
-    level, usual = _LEVEL[quality], None
+    allowed, usual = _ALLOWED[quality], None
     for codec in prefill.codecs:
         name = codec.name
-        if name not in decoders and name != default:
+        decode = decoders.get(name)
+        if decode is None and name not in decoders and name != default:
             continue
-        coding[name] = took = codec_s(raw_bytes, codec, prefill.encoders, decoders.get(name))
-        option = _option(codec, _LEVEL[codec.quality] <= level, raw_bytes, took, paced)
+        coding[name] = took = codec_s(raw_bytes, codec, prefill.encoders, decode)
+        option = _option(codec, codec.quality in allowed, raw_bytes, took, paced)
         options.append(option)
         if name == default:
             usual = option
@@ -62,7 +64,13 @@ def choose_codec(
     if len(options) > 1:
         options.sort(key=_by_name)
         if usual.predicted_ttft_s is not None:
-            chosen = min([o for o in options if o.allowed], key=lambda option: _order(option, usual))
+            least = usual.predicted_ttft_s
+            for option in options:
+                predicted = option.predicted_ttft_s
+                if not option.allowed or predicted is None or predicted > least:
+                    continue
+                if predicted < least or _order(option, usual) < _order(chosen, usual):
+                    chosen, least = option, predicted
     return CodecChoice(chosen, coding[chosen.name] or 0.0, tuple(options))
 
 
@@ -75,6 +83,6 @@ def _option(codec: CodecFacts, allowed: bool, raw_bytes: int, took: float | None
     return CodecOption(codec.name, codec.quality, allowed, wire_bytes, predicted)
 
 
-def _order(option: CodecOption, usual: CodecOption) -> tuple[float, bool, int, int, str]:
-    predicted = float("inf") if option.predicted_ttft_s is None else option.predicted_ttft_s
-    return predicted, option is not usual, _LEVEL[option.quality], option.wire_bytes or 0, option.name
+def _order(option: CodecOption, usual: CodecOption) -> tuple[bool, int, int, str]:
+    """Among equal predictions."""
+    return option is not usual, _LEVEL[option.quality], option.wire_bytes or 0, option.name
