@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 import websockets
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -16,6 +17,7 @@ from kvcache.control import (
     Beat,
     Cancel,
     Cancelled,
+    ChangeRole,
     CodecWork,
     Delta,
     Drain,
@@ -33,6 +35,7 @@ from kvcache.control import (
     ProbeLink,
     RateLease,
     Refused,
+    RoleChanged,
     TokenLogprob,
     TransferDone,
     Welcome,
@@ -66,6 +69,7 @@ class FakeNode:
         speed: float = 1000.0,
         codecs: tuple[CodecWork, ...] = CODECS,
         probes: bool = False,
+        converts: bool = True,
     ) -> None:
         self.url = url.replace("http", "ws", 1) + "/v1/nodes/stream"
         self.key = Ed25519PrivateKey.generate()
@@ -81,6 +85,8 @@ class FakeNode:
             max_queue,
             codecs,
             probes=probes,
+            converts=converts,
+            max_running=8,
         )
         self.token = token
         self.on_prefill = on_prefill or prefill_well
@@ -88,6 +94,8 @@ class FakeNode:
         self.speed = speed
         self.links: tuple[LinkReport, ...] = ()
         self.codec = "lossless"
+        self.obeys = True
+        """Whether it changes its role when told to."""
         self.orders: list[Any] = []
         self.cancelled: list[str] = []
         self.violations: list[str] = []
@@ -177,6 +185,14 @@ class FakeNode:
             case Cancel():
                 self.cancelled.append(order.job)
                 self._spawn(self._cancel(order.job))
+            case ChangeRole():
+                self._check(order.incarnation == self.join.incarnation, "an order for another incarnation")
+                self._check(order.epoch > self.join.role_epoch, "an epoch that does not rise")
+                self._check(not any(not task.done() for task in self._jobs.values()), "converted with jobs at hand")
+                role = order.role if self.obeys else self.join.role
+                self.join = msgspec.structs.replace(self.join, role=role, role_epoch=order.epoch)
+                cause = "" if self.obeys else "busy"
+                self._spawn(self.send(RoleChanged(order.epoch, role, self.obeys, cause)))
             case Drain() | ProbeLink():
                 pass
             case Refused():
