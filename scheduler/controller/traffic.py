@@ -129,7 +129,8 @@ class Traffic:
         self._arrivals.append(
             _Arrivals(lengths, len(every) - len(lengths), _moments(np.log(lengths)), _moments(lengths))
         )
-        self._recent.append((began, now, len(lengths)))
+        if began < now:  # nobody knows how long the first step's arrivals took to come
+            self._recent.append((began, now, len(lengths)))
         while len(self._recent) > 1 and self._recent[0][1] <= now - RATE_S:
             self._recent.popleft()
         held = sum(len(step.lengths) for step in self._arrivals)
@@ -152,7 +153,7 @@ class Traffic:
             return None
         per_request = 1 + sum(step.empty for step in self._arrivals) / len(lengths)
         mean, low, high, ends = outputs
-        seconds = self._recent[-1][1] - self._recent[0][0]
+        seconds = self._recent[-1][1] - self._recent[0][0] if self._recent else 0.0
         return Outlook(
             lengths=_binned(lengths),
             input_error=float(np.std(lengths) / np.mean(lengths)) / sqrt(len(lengths)),
