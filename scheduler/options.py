@@ -33,7 +33,7 @@ class Options:
         self.request, self.values, self.decode = request, values, decode
         self._hour = facts.hour
         self._decoders = {codec.name: codec.decode_bytes_per_s for codec in decode.codecs}
-        self.stop = stop = request.prompt_tokens - 1
+        self.stop = stop = max(0, request.prompt_tokens - 1)
         self._start = start = _sent_from(decode.held_tokens, stop, request.chunk_tokens)
         self._nbytes = self._last_tokens = 0
         self._last_share = 0.0
@@ -45,7 +45,7 @@ class Options:
 
     def in_place(self) -> Option:
         """The decode node prefills, while its generations wait."""
-        decode, stop = self.decode, max(0, self.stop)
+        decode, stop = self.decode, self.stop
         cached = min(decode.cached_tokens, stop)
         predicted = compute_s(cached, stop, decode.prefill)
         cost, waiting = None, 0.0

@@ -92,7 +92,8 @@ class _Case:
         return Decision(best, Reason.HINT, options, self.facts)
 
     def fall_back(self) -> Decision:
-        local = _least(self._here())
+        whole = self.stop - self.decode.cached_tokens <= 0
+        local = self.options.in_place() if whole else _least(self._here())
         if local is None:
             return Decision(None, Refusal.OVERLOADED, (), self.facts)
         return Decision(local, Reason.FALLBACK, (local,), self.facts)
