@@ -12,11 +12,11 @@ ENTRY_POINTS = "prfaas.commands"
 _OWN = {
     "gateway": ("gateway.commands.run:gateway", "Run a gateway in front of joined nodes."),
     "clusters": ("gateway.commands.operate:clusters", "Register, list, drain and remove prefill clusters."),
-    "nodes": ("gateway.commands.operate:nodes", "List the nodes that have joined."),
+    "nodes": ("gateway.commands.operate:nodes", "List the nodes that have joined, and change their roles."),
     "status": ("gateway.commands.operate:status", "Show whether a gateway can serve, and what it has."),
     "keys": ("gateway.commands.keys:keys", "Create, list and revoke API keys."),
     "explain": ("gateway.commands.explain:explain", "Say why a request was sent where it went."),
-    "plan": ("gateway.commands.plan:plan", "Work out capacities and splits from the throughput model."),
+    "plan": ("gateway.commands.plan:plan", "Work out capacities and splits; approve what a gateway proposes."),
 }
 
 

@@ -8,6 +8,7 @@ from urllib.parse import quote
 import click
 
 from gateway.commands.client import Api, gateway_options, print_json, print_table, seconds, size
+from gateway.commands.convert import convert
 
 
 @click.group()
@@ -85,7 +86,10 @@ def remove(api: Api, as_json: bool, name: str) -> None:
 
 @click.group()
 def nodes() -> None:
-    """List the nodes that have joined."""
+    """List the nodes that have joined, and change their roles."""
+
+
+nodes.add_command(convert)
 
 
 @nodes.command("list")
@@ -147,7 +151,8 @@ def _node_table(found: list[dict[str, Any]]) -> None:
     for one in found:
         speed, beat = one["prefill_tokens_per_s"], one["heartbeat"] or {}
         pages = f"{beat['pages_free']}/{beat['pages_total']}" if beat else None
-        word = "accepting" if one["accepting"] else beat.get("detail") or "not accepting"
+        becoming = f"becoming {one['becoming']}" if one["becoming"] else ""
+        word = becoming or "accepting" if becoming or one["accepting"] else beat.get("detail") or "not accepting"
         rows.append(
             (
                 one["node_id"],

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from gateway.commands.client import print_json, print_table
+from gateway.commands.proposals import approve, proposals, refuse
 from gateway.public_models import LEFT_OUT, MODELS, TOKENS, KvThroughput, kv_throughput
 from gateway.public_models import SOURCE as MODELS_SOURCE
 from scheduler.case_study import (
@@ -67,7 +68,11 @@ _KEYS = {"n_prfaas": "N_prfaas", "n_p": "N_p", "n_d": "N_d"}
 
 @click.group()
 def plan() -> None:
-    """Work out capacities and splits from the throughput model; nothing runs."""
+    """Work out capacities and splits from the throughput model; say what a gateway should do about its own."""
+
+
+for command in (proposals, approve, refuse):
+    plan.add_command(command)
 
 
 @plan.command("case-study")
