@@ -115,6 +115,9 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
 
     ``codecs`` is what those of the Join have done in transfers since the node started. ``detail`` says what keeps the
     node from taking or beginning work, "" where nothing does; other nodes' troubles are not its own.
+
+    Pages that the prefix cache can let go of count as free; it keeps ``pages_cached``. Since the node started
+    ``cache_hits`` jobs have found ``cache_hit_tokens`` there, and ``pages_evicted`` were let go of.
     """
 
     accepting: bool
@@ -129,6 +132,10 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     detail: str = ""
     links: tuple[LinkReport, ...] = ()
     codecs: tuple[CodecWork, ...] = ()
+    pages_cached: int = 0
+    cache_hits: int = 0
+    cache_hit_tokens: int = 0
+    pages_evicted: int = 0
 
 
 class LinkReport(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from engines.protocol import EngineLost, Loading
+from kvcache.checkpoints import CheckpointPolicy
 from kvcache.layout import DType
 from kvcache.transport import InsecureBind
 from kvcache.wire import Role
@@ -19,7 +20,7 @@ from node import config as parsing
 from node.config import ConfigError, NodeConfig, TlsFiles
 from node.control import NodeRefused
 from node.model import NodeModel
-from node.node import Node, embedded_engine
+from node.node import BLOCK_TOKENS, Node, embedded_engine
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -48,6 +49,19 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--chunk-tokens", type=click.IntRange(1, 1 << 20), default=256, show_default=True)
 @click.option("--max-queue", type=click.IntRange(1, 1 << 16), default=32, show_default=True, help="Jobs that may wait.")
 @click.option("--max-running", type=click.IntRange(1, 1 << 12), default=16, show_default=True)
+@click.option(
+    "--prefix-cache/--no-prefix-cache",
+    default=True,
+    show_default=True,
+    help="Keep KV of finished work in what the pool has to spare, for prompts that begin alike.",
+)
+@click.option(
+    "--snapshot-interval",
+    type=click.IntRange(0, 1 << 20),
+    default=CheckpointPolicy().interval,
+    show_default=True,
+    help="Tokens between snapshots of windows and states on a prompt's way; there is one at its end in any case.",
+)
 @click.option(
     "--kv-events-endpoint", metavar="tcp://HOST:PORT", help="Publish events of the prefix cache over ZMQ, as vLLM does."
 )
@@ -80,6 +94,8 @@ def node(
     chunk_tokens: int,
     max_queue: int,
     max_running: int,
+    prefix_cache: bool,
+    snapshot_interval: int,
     kv_events_endpoint: str | None,
     kv_events_replay_endpoint: str | None,
     kv_events_insecure_network: bool,
@@ -112,6 +128,8 @@ def node(
             chunk_tokens=chunk_tokens,
             max_queue=max_queue,
             max_running=max_running,
+            prefix_cache=prefix_cache,
+            checkpoints=parsing.checkpoints(snapshot_interval, BLOCK_TOKENS),
             kv_events=parsing.event_endpoints(
                 kv_events_endpoint, kv_events_replay_endpoint, kv_events_insecure_network
             ),

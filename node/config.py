@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
+from kvcache.checkpoints import CheckpointPolicy
 from kvcache.control import KvAddress
 from kvcache.layout import DType
 from kvcache.wire import Role
@@ -76,6 +77,8 @@ class NodeConfig:
     chunk_tokens: int
     max_queue: int
     max_running: int
+    prefix_cache: bool = True
+    checkpoints: CheckpointPolicy = field(default_factory=CheckpointPolicy)
     kv_events: EventEndpoints | None = None
 
 
@@ -185,6 +188,16 @@ def pool_pages(pool_bytes: int, page_bytes: int) -> int:
     if pool_bytes < page_bytes:
         raise ConfigError(f"--pool-mib: too small, one page of this model takes {page_bytes} bytes")
     return pool_bytes // page_bytes
+
+
+def checkpoints(interval: int, block_tokens: int) -> CheckpointPolicy:
+    """Where prefills leave snapshots. Raises ConfigError for an interval off the block grid."""
+    if interval % block_tokens:
+        near = max(1, round(interval / block_tokens)) * block_tokens
+        raise ConfigError(
+            f"--snapshot-interval: {interval} is no multiple of {block_tokens}; say {near}, or 0 for none"
+        )
+    return CheckpointPolicy(interval)
 
 
 def name(value: str, flag: str) -> str:

@@ -93,9 +93,10 @@ class Node:
         kinds = {group.kind for group in model.layout.groups}
         self._events = EventLog(BLOCK_TOKENS, "mamba" if GroupKind.STATE in kinds else "sliding_window")
         page_pool = PagePool(pages)
-        cache = PrefixCache(page_pool, BLOCK_TOKENS, snapshots=kinds != {GroupKind.FULL}, listener=self._events)
-        self._room = PageRoom(page_pool, config.max_queue + config.max_running, cache)
-        self._feed = EventFeed(self._events, lambda: cache, lambda: self._control)
+        self._cache = PrefixCache(page_pool, BLOCK_TOKENS, snapshots=kinds != {GroupKind.FULL}, listener=self._events)
+        waiting = config.max_queue + config.max_running
+        self._room = PageRoom(page_pool, waiting, self._cache if config.prefix_cache else None)
+        self._feed = EventFeed(self._events, lambda: self._cache, lambda: self._control)
         self._event_socket: EventSocket | None = None
         self._keeper = EngineKeeper(lambda: start_engine(self._pool), self._beat)
         self._serving = PrefillService(self._service_context())
@@ -215,21 +216,25 @@ class Node:
         )
 
     def heartbeat(self) -> Heartbeat:
-        """Load, room, rates and links as they are now."""
-        pool = self._room.pool
+        """Load, room, rates and links as they are now. What the cache could let go of is free."""
+        pool, cache = self._room.pool, self._cache.figures
         return Heartbeat(
             accepting=self._accepting,
             queued_jobs=self._serving.queued_jobs + self._asking.queued_jobs,
             queued_tokens=self._serving.queued_tokens + self._asking.queued_tokens,
             running=self._serving.running + self._asking.running,
             pages_total=pool.capacity,
-            pages_free=pool.free_pages,
+            pages_free=pool.free_pages + cache.pages - cache.pinned_pages,
             prefill_tokens_per_s=self._rates.prefill,
             decode_tokens_per_s=self._rates.decode,
             open_transfers=self._serving.open_transfers + self._asking.open_transfers,
             detail=self._detail,
             links=self._endpoint.links(),
             codecs=self._meter.totals(),
+            pages_cached=cache.pages,
+            cache_hits=cache.hits,
+            cache_hit_tokens=cache.hit_tokens,
+            pages_evicted=cache.evicted_pages,
         )
 
     def on_welcome(self, welcome: Welcome) -> None:
@@ -333,6 +338,7 @@ class Node:
             report=self._report,
             transforms=self._model.transforms,
             limits=ServiceLimits(max_queue=self._config.max_queue),
+            checkpoints=self._config.checkpoints,
             meter=self._meter,
         )
 
@@ -352,6 +358,7 @@ class Node:
             tokenizer=self._model.tokenizer,
             transforms=self._model.transforms,
             limits=ClientLimits(max_jobs=self._config.max_queue + self._config.max_running),
+            checkpoints=self._config.checkpoints,
             meter=self._meter,
         )
 

@@ -151,6 +151,9 @@ def _node_table(found: list[dict[str, Any]]) -> None:
     for one in found:
         speed, beat = one["prefill_tokens_per_s"], one["heartbeat"] or {}
         pages = f"{beat['pages_free']}/{beat['pages_total']}" if beat else None
+        cached = (
+            f"{beat['pages_cached']} ({beat['cache_hits']} hits, {beat['pages_evicted']} evicted)" if beat else None
+        )
         becoming = f"becoming {one['becoming']}" if one["becoming"] else ""
         word = becoming or "accepting" if becoming or one["accepting"] else beat.get("detail") or "not accepting"
         rows.append(
@@ -162,8 +165,9 @@ def _node_table(found: list[dict[str, Any]]) -> None:
                 one["jobs"],
                 one["queued_tokens"],
                 pages,
+                cached,
                 speed and f"{speed:.0f}",
             )
         )
-    columns = ("node", "cluster", "role", "state", "jobs", "queued tokens", "pages free", "prefill tokens/s")
+    columns = ("node", "cluster", "role", "state", "jobs", "queued tokens", "pages free", "cached", "prefill tokens/s")
     print_table(columns, rows, "no nodes have joined")

@@ -108,7 +108,7 @@ def alive(pid):
 
 
 def all_free(gateway, node):
-    """Whether a node's last heartbeat says that no page is taken."""
+    """Whether a node's last heartbeat says that no page is taken: each is free, or kept and held by nobody."""
     beat = heartbeats(gateway, node)[-1]
     return beat.pages_free == beat.pages_total
 
@@ -147,13 +147,14 @@ async def test_a_remote_prefill_says_what_the_decode_node_says_alone(model_dir, 
             done = await gateway.hears("decode", TransferDone, lambda m, t=ticket: m.transfer == t.transfer)
             assert (done.codec, done.raw_bytes) == (codec, model.layout.s_kv(tokens - 1))
             await gateway.hears("prefill", PrefillDone, lambda m, t=ticket: m.transfer == t.transfer)
-            alone = msgspec.structs.replace(generate, generation=f"{generate.generation}.alone", source=None)
+            changes = {"generation": f"{generate.generation}.alone", "source": None, "salt": "knows no cached block"}
+            alone = msgspec.structs.replace(generate, **changes)
             await order(gateway, None, alone)
             assert len(remote) == 12
             assert await answer(gateway, alone) == remote
         for name in ("prefill", "decode"):
-            await gateway.until(lambda n=name: heartbeats(gateway, n)[-1].open_transfers == 0)
-            assert all_free(gateway, name)
+            await gateway.until(lambda n=name: heartbeats(gateway, n)[-1].open_transfers == 0 and all_free(gateway, n))
+            assert heartbeats(gateway, name)[-1].pages_cached > 0
         for node in (prefill, decode):
             engines = node.engines()
             assert len(engines) == 1
