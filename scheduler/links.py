@@ -29,8 +29,8 @@ MAX_PATHS = 256
 """Peers of one sender that are listened to."""
 MAX_RTT_S = 60.0
 LEAST_LOSS_BYTES = 256 << 10
-"""Loss is told once so much was sent within about ten seconds."""
-_LOSS_HALVES_S = 5.0
+"""Loss is told where so much was sent within the last few seconds."""
+_LOSS_HALVES_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,9 @@
 """What a peer's connections deliver, looked at a few times a second: the rates between which the path lies. Sans-I/O.
 
-A sender that has too little to send shows only what the path can do at least. One whose connections were all waiting
-for the kernel, and had been for longer than a congestion window takes to grow, shows what the path lets through.
+A sender that has too little to send shows only what the path can do at least, while it has something. The path itself
+was the limit where all that it delivered had been given to the kernel before, with more behind it, or where all
+connections waited for the kernel; and where this had been so for longer than a congestion window takes to grow, or the
+way was visibly queueing.
 """
 
 from __future__ import annotations
@@ -12,19 +14,42 @@ from dataclasses import dataclass
 KEEP_S = 1.25
 """How long an observation is told: a little longer than the pause between two heartbeats."""
 SHORTEST_S = 0.1
+SHORTEST_BUSY_S = 0.02
 WAITING_SHARE = 0.9
 """Of a window in which all connections waited for the kernel, for the path to have been the limit."""
 RAMP_RTTS = 8
 """Round trips in which a congestion window grows from its start to what a fast path holds (2^8 times)."""
+QUEUEING = 2.0
+"""A round trip of so many times its least stands in a queue: what is sent faster only makes that longer."""
+LIMITS = 3
+"""A limit is the mean of up to so many windows in a row: what arrives at once after a loss belongs to several."""
 PACED_SHARE = 0.8
 """From this share of the pace on, the pace and not the path is taken to be the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """All connections of one peer at one moment.
+
+    ``delivered`` bytes have arrived since the peer began, ``outstanding`` ones are in the kernel and have not. Since
+    the beginning, something was outstanding for ``busy_s``, and for ``waited_s`` all connections waited for room in the
+    kernel. ``pace`` is 0 without a limit.
+    """
+
+    delivered: int
+    outstanding: int = 0
+    busy_s: float = 0.0
+    waited_s: float = 0.0
+    rtt_s: float = 0.0
+    least_rtt_s: float = 0.0
+    pace: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
     """Bytes per second that a path does at least and, where it was the limit, at most; 0 where nothing is known.
 
-    ``stalled_s`` is how long nothing has been acknowledged though all connections waited.
+    ``stalled_s`` is how long nothing has arrived though something was on its way.
     """
 
     at_least: float = 0.0
@@ -37,30 +62,28 @@ class DeliveryWatch:
 
     def __init__(self, now: float) -> None:
         self._looked_at = now
-        self._acked = 0
-        self._waited_s = 0.0
-        self._waiting_for_s = 0.0
+        self._before = Counts(0)
+        self._limited_for_s = 0.0
         self._stalled_s = 0.0
         self._seen: deque[tuple[float, float, float]] = deque()
 
-    def look(self, now: float, acked: int, waited_s: float, least_rtt_s: float, pace: float) -> None:
-        """Take the counts so far: bytes acknowledged, and seconds in which all connections waited for the kernel.
-
-        Looks less than 0.1 s apart are one.
-        """
-        took = now - self._looked_at
+    def look(self, now: float, counts: Counts) -> None:
+        """Take the counts as they are now. Looks less than 0.1 s apart are one."""
+        took, before = now - self._looked_at, self._before
         if took < SHORTEST_S:
             return
-        delivered, waited = max(0, acked - self._acked), waited_s - self._waited_s
-        self._looked_at, self._acked, self._waited_s = now, acked, waited_s
-        waiting = waited >= WAITING_SHARE * took
-        grown = self._waiting_for_s >= RAMP_RTTS * least_rtt_s
-        rate = delivered / took
-        self._waiting_for_s = self._waiting_for_s + took if waiting else 0.0
-        self._stalled_s = self._stalled_s + took if waiting and not delivered else 0.0
+        self._looked_at, self._before = now, counts
+        delivered = max(0, counts.delivered - before.delivered)
+        backlog = before.outstanding >= delivered and counts.outstanding > 0
+        limited = backlog or counts.waited_s - before.waited_s >= WAITING_SHARE * took
+        grown = self._limited_for_s >= RAMP_RTTS * counts.least_rtt_s or _queues(counts)
+        self._limited_for_s = self._limited_for_s + took if limited else 0.0
+        self._stalled_s = self._stalled_s + took if backlog and not delivered else 0.0
         if delivered:
-            limit = rate if waiting and grown and not is_paced(rate, pace) else 0.0
-            self.saw(now, rate, limit)
+            rate = delivered / took
+            is_limit = limited and grown and not is_paced(rate, counts.pace)
+            busy = max(counts.busy_s - before.busy_s, counts.least_rtt_s, SHORTEST_BUSY_S)
+            self.saw(now, rate if is_limit else delivered / min(took, busy), rate if is_limit else 0.0)
 
     def saw(self, now: float, at_least: float, at_most: float) -> None:
         """One observation, from here or from a probe."""
@@ -70,11 +93,16 @@ class DeliveryWatch:
     def told(self, now: float) -> Delivery:
         """What was seen lately: the newest limit, unless it was exceeded since, and the most that was carried since."""
         self._forget(now)
-        at_least, at_most = 0.0, 0.0
+        at_least, limits = 0.0, deque[float](maxlen=LIMITS)
         for _, low, high in self._seen:
-            at_least = low if high else max(at_least, low)
-            at_most = high or (at_most if at_least <= at_most else 0.0)
-        return Delivery(at_least, at_most, self._stalled_s)
+            if high:
+                limits.append(high)
+                at_least = low
+            elif low > max(limits, default=0.0):
+                limits.clear()
+                at_least = max(at_least, low)
+        at_most = sum(limits) / len(limits) if limits else 0.0
+        return Delivery(min(at_least, at_most) if at_most else at_least, at_most, self._stalled_s)
 
     def _forget(self, now: float) -> None:
         while self._seen and self._seen[0][0] < now - KEEP_S:
@@ -84,3 +112,7 @@ class DeliveryWatch:
 def is_paced(rate: float, pace: float) -> bool:
     """Whether a rate says more of the pace that was set (0: none) than of the path."""
     return bool(pace) and rate >= PACED_SHARE * pace
+
+
+def _queues(counts: Counts) -> bool:
+    return bool(counts.least_rtt_s) and counts.rtt_s >= QUEUEING * counts.least_rtt_s

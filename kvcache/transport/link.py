@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvcache.control import LinkReport
-from kvcache.transport.delivery import DeliveryWatch
+from kvcache.transport.delivery import Counts, DeliveryWatch
 
 _INFO_BYTES = 168
 _INFO_WITH_RESENT_BYTES = 216
@@ -24,14 +24,17 @@ class TcpInfo:
     """From Linux's TCP_INFO. ``delivery_bytes_per_s`` is 0 where the sender, not the path, was the limit.
 
     ``rtt_s`` is smoothed and holds delayed acknowledgements too; ``shortest_rtt_s`` is the path's own, 0 while unknown.
-    ``acked_bytes`` and ``resent_bytes`` count since the connection began.
+    ``delivered_bytes`` (acknowledged, selectively too) and ``resent_bytes`` count since the connection began;
+    ``outstanding_bytes`` were given to the kernel and are not delivered, and for ``busy_s`` there were some.
     """
 
     rtt_s: float
     shortest_rtt_s: float
     retransmits: int
     delivery_bytes_per_s: float
-    acked_bytes: int
+    delivered_bytes: int
+    outstanding_bytes: int
+    busy_s: float
     resent_bytes: int
 
 
@@ -45,15 +48,19 @@ def tcp_info(sock: socket.socket) -> TcpInfo | None:
         return None
     if len(raw) < _INFO_BYTES:
         return None
+    mss, unacked, sacked = struct.unpack_from("=I4xII", raw, 16)
     (rtt_us,) = struct.unpack_from("=I", raw, 68)
     (retransmits,) = struct.unpack_from("=I", raw, 100)
     (acked,) = struct.unpack_from("=Q", raw, 120)
-    (shortest_us,) = struct.unpack_from("=I", raw, 148)
+    unsent, shortest_us = struct.unpack_from("=II", raw, 144)
     (delivery,) = struct.unpack_from("=Q", raw, 160)
-    (resent,) = struct.unpack_from("=Q", raw, 208) if len(raw) >= _INFO_WITH_RESENT_BYTES else (0,)
+    whole = len(raw) >= _INFO_WITH_RESENT_BYTES
+    busy_us, resent = struct.unpack_from("=Q32xQ", raw, 168) if whole else (0, 0)
     shortest_s = 0.0 if shortest_us == _NO_RTT_US else shortest_us / 1e6
     path_rate = 0.0 if raw[7] & _APP_LIMITED else float(delivery)
-    return TcpInfo(rtt_us / 1e6, shortest_s, retransmits, path_rate, acked, resent)
+    outstanding = unsent + max(0, unacked - sacked) * mss
+    delivered = acked + sacked * mss
+    return TcpInfo(rtt_us / 1e6, shortest_s, retransmits, path_rate, delivered, outstanding, busy_us / 1e6, resent)
 
 
 class RateMeter:
@@ -91,6 +98,7 @@ class LinkFigures:
         self.delivery_bytes_per_s = 0.0
         """The last delivery rate that was the path's limit and not the sender's; 0 before the first."""
         self._sock = sock
+        self._busy_told_s = 0.0
         self._info: TcpInfo | None = None
         self.sample()
 
@@ -110,9 +118,19 @@ class LinkFigures:
         return self._info.retransmits if self._info is not None else 0
 
     @property
-    def acked_bytes(self) -> int:
-        """Bytes that the other end's kernel has acknowledged; 0 where the kernel does not tell."""
-        return self._info.acked_bytes if self._info is not None else 0
+    def delivered_bytes(self) -> int:
+        """Bytes that have reached the other end's kernel; 0 where this one does not tell."""
+        return self._info.delivered_bytes if self._info is not None else 0
+
+    @property
+    def outstanding_bytes(self) -> int:
+        """Bytes that this kernel has and the other end's has not."""
+        return self._info.outstanding_bytes if self._info is not None else 0
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds in which there were such bytes."""
+        return self._info.busy_s if self._info is not None else 0.0
 
     @property
     def resent_bytes(self) -> int:
@@ -123,6 +141,11 @@ class LinkFigures:
     def app_limited(self) -> bool:
         """Whether there was too little to send, at the last sample, to tell what the path can do."""
         return self._info is None or not self._info.delivery_bytes_per_s
+
+    def newly_busy_s(self) -> float:
+        """As ``busy_s``, since this was last asked."""
+        newly, self._busy_told_s = self.busy_s - self._busy_told_s, self.busy_s
+        return newly
 
     def sample(self) -> None:
         """Ask the kernel. A closed socket leaves what it said last."""
@@ -142,7 +165,8 @@ class PeerFigures:
         self._peer_node = peer_node
         self._received = 0
         self._sent = 0
-        self._acked = 0
+        self._delivered = 0
+        self._busy_s = 0.0
         self._resent = 0
         self._retransmits = 0
         self._lost = 0
@@ -151,7 +175,7 @@ class PeerFigures:
         """That connection is over: keep its counts."""
         self._received += figures.received_bytes
         self._sent += figures.sent_bytes
-        self._acked += figures.acked_bytes
+        self._delivered += figures.delivered_bytes
         self._resent += figures.resent_bytes
         self._retransmits += figures.retransmits
         self._lost += 1
@@ -160,9 +184,18 @@ class PeerFigures:
         """All that was given to the kernel."""
         return self._sent + sum(figures.sent_bytes for figures in present)
 
-    def acked_bytes(self, present: Sequence[LinkFigures]) -> int:
-        """All that was acknowledged, as of the last samples."""
-        return self._acked + sum(figures.acked_bytes for figures in present)
+    def counts(self, present: Sequence[LinkFigures], waited_s: float, pace: float) -> Counts:
+        """All connections together, as of the last samples: busy for as long as the one that was busiest since."""
+        self._busy_s += max((figures.newly_busy_s() for figures in present), default=0.0)
+        return Counts(
+            delivered=self._delivered + sum(figures.delivered_bytes for figures in present),
+            outstanding=sum(figures.outstanding_bytes for figures in present),
+            busy_s=self._busy_s,
+            waited_s=waited_s,
+            rtt_s=min((figures.rtt_s for figures in present if figures.rtt_s), default=0.0),
+            least_rtt_s=least_rtt_s(present),
+            pace=pace,
+        )
 
     def report(self, present: Sequence[LinkFigures], pace: float, now: float) -> LinkReport:
         """Counts since the peer began; the goodput is that of the direction which carried more."""
@@ -185,7 +218,7 @@ class PeerFigures:
             app_limited=all(f.app_limited for f in present),
             paced_bytes_per_s=pace,
             least_rtt_s=least_rtt_s(present),
-            bytes_acked=self.acked_bytes(present),
+            bytes_acked=self._delivered + sum(f.delivered_bytes for f in present),
             bytes_resent=self._resent + sum(f.resent_bytes for f in present),
             probe_bytes=self.probe_bytes,
             at_least_bytes_per_s=lately.at_least,

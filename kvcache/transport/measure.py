@@ -78,6 +78,7 @@ class PathMeasure:
 
     def look(self, connections: Sequence[Connection], pace: float) -> None:
         """Take what was delivered since the last look."""
-        present, now = [connection.figures for connection in connections], self._loop.time()
+        now = self._loop.time()
         waited = self._waited_s + (0.0 if self._waits_since is None else now - self._waits_since)
-        self._figures.delivery.look(now, self._figures.acked_bytes(present), waited, least_rtt_s(present), pace)
+        figures = [connection.figures for connection in connections]
+        self._figures.delivery.look(now, self._figures.counts(figures, waited, pace))

@@ -14,8 +14,8 @@ PROBE_TOKENS = 1 << 48
 """Tokens from here on are probes'; those of the pings that test for life count from 1."""
 SHORTEST_S = 0.005
 """Answers closer together may have been read at once."""
-TELLING_SHARE = 1 / 3
-"""The least share of a burst whose pace tells something: less than what a growing window sends in its last round."""
+TELLING_SHARE = 0.5
+"""The least share of a burst whose pace tells something: about what a growing window sends in its last round."""
 INITIAL_WINDOW_BYTES = 14_480
 """What a fresh connection sends before it hears anything: ten segments (RFC 6928)."""
 
@@ -49,7 +49,7 @@ class Probe:
         """Bytes per second at which the quickest telling part of the burst came through; 0 before that part has."""
         fewest, best = ceil(self.chunks * TELLING_SHARE), 0.0
         times = [self._began + self._rtt_s, *self._answers]
-        for count in (fewest, 2 * fewest, self.chunks):
+        for count in (fewest, self.chunks):
             for first, last in zip(times, times[count:], strict=False):
                 best = max(best, count * CHUNK_BYTES / max(SHORTEST_S, last - first))
         return best

@@ -22,6 +22,7 @@ from tests.stacks import RunningStack, node
 from tests.wan.link import Wan
 
 REMOTE = "east-prefill"
+LOCAL_PREFILL = "local-prefill"
 CLUSTER = "east"
 GATEWAY = "gateway.cli:main"
 
@@ -46,14 +47,14 @@ class WanStack(Stack):
 
 @contextlib.contextmanager
 def wan_stack(
-    wan: Wan, model_dir: Path, log_dir: Path, gateway: str = GATEWAY, **settings: Any
+    wan: Wan, model_dir: Path, log_dir: Path, gateway: str = GATEWAY, local_prefill: bool = False, **settings: Any
 ) -> Iterator[RunningStack]:
     """A gateway (the command ``gateway``) and a decode node at the far end, and ``REMOTE``.
 
-    The calling thread is at the far end meanwhile.
+    With ``local_prefill`` there is a prefill node at the far end too. The calling thread is at the far end meanwhile.
     """
     log_dir.mkdir(parents=True, exist_ok=True)
-    nodes = _nodes(wan, log_dir)
+    nodes = _nodes(wan, log_dir, local_prefill)
     spec = StackSpec(model_dir=model_dir, model_name=model_dir.name, log_dir=log_dir, nodes=nodes, **settings)
     with wan.far.entered():
         stack = WanStack(spec, Progress(Console(file=io.StringIO())), wan, gateway)
@@ -65,7 +66,7 @@ def wan_stack(
                 running.http.close()
 
 
-def _nodes(wan: Wan, directory: Path) -> tuple[NodeSpec, NodeSpec]:
+def _nodes(wan: Wan, directory: Path, local_prefill: bool) -> tuple[NodeSpec, ...]:
     root = Root()
     (directory / "ca.pem").write_text(root.certificate)
 
@@ -78,10 +79,13 @@ def _nodes(wan: Wan, directory: Path) -> tuple[NodeSpec, NodeSpec]:
             options += [f"--kv-tls-{flag}", str(path)]
         return options
 
-    return (
+    nodes = (
         node(REMOTE, CLUSTER, "prefill", "--kv-host", wan.near.address, *tls(REMOTE, wan.near.address)),
         node("local-decode", "local", "decode", *tls("local-decode", None)),
     )
+    if local_prefill:
+        nodes += (node(LOCAL_PREFILL, "local", "prefill", *tls(LOCAL_PREFILL, "127.0.0.1")),)
+    return nodes
 
 
 @contextlib.contextmanager
