@@ -35,6 +35,7 @@ from kvcache.control import (
     ProbeLink,
     RateLease,
     Refused,
+    ReplayKvEvents,
     RoleChanged,
     TokenLogprob,
     TransferDone,
@@ -68,6 +69,7 @@ class FakeNode:
         on_generate: Script | None = None,
         speed: float = 1000.0,
         codecs: tuple[CodecWork, ...] = CODECS,
+        kv_events: bool = False,
         probes: bool = False,
         converts: bool = True,
     ) -> None:
@@ -85,6 +87,7 @@ class FakeNode:
             max_queue,
             codecs,
             probes=probes,
+            kv_events=kv_events,
             converts=converts,
             max_running=8,
         )
@@ -193,7 +196,7 @@ class FakeNode:
                 self.join = msgspec.structs.replace(self.join, role=role, role_epoch=order.epoch)
                 cause = "" if self.obeys else "busy"
                 self._spawn(self.send(RoleChanged(order.epoch, role, self.obeys, cause)))
-            case Drain() | ProbeLink():
+            case Drain() | ProbeLink() | ReplayKvEvents():
                 pass
             case Refused():
                 self.refused = order
