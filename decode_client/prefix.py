@@ -89,7 +89,7 @@ class Prefix:
     def loaded(self) -> None:
         """The engine reads none of it any more: what was fetched stays as kept blocks, and nothing is held."""
         if self._keeper is not None and self._fetched is not None:
-            self._keeper.keep_table(self._fetched, self._fetched.stop)
+            self._keeper.keep_table(self._fetched, self._fetched.stop, done=True)
             self._fetched = None
             self._keeper.provenance = Provenance(self._keeper.provenance.quality, origin=self._context.node_id)
         self._release()

@@ -70,15 +70,19 @@ class JobKeeper:
         self._asked: dict[int, tuple[Offered, PageTable]] = {}
         self._written: list[tuple[Offered, PageTable]] = []
 
-    def keep_table(self, table: PageTable, tokens: int) -> None:
-        """Keep the full blocks below ``tokens`` of the job's own table, and its end where that is a block boundary."""
+    def keep_table(self, table: PageTable, tokens: int, done: bool) -> None:
+        """Keep the full blocks below ``tokens`` of the job's own table, which the job may still read.
+
+        Once it is ``done`` with its table, its end stays too where that is a block boundary.
+        """
+        self._keep_written()
         block = self._geometry.block_tokens
         first, stop = max(table.start, self._kept) // block, tokens // block
         if stop > first:
-            self._kept = stop * block
             pages = block_pages(table, first, stop)
-            self._cache.keep(self._owner, self.chain, first, pages, self.provenance, self._lease)
-        if tokens == table.stop and tokens % block == 0:
+            count = self._cache.keep(self._owner, self.chain, first, pages, self.provenance, self._lease)
+            self._kept = (first + count) * block
+        if done and tokens == table.stop and tokens % block == 0:
             self._cache.keep_snapshot(self._owner, self.chain, tokens, end_pages(table), self.provenance)
         self._keep_written()
 

@@ -91,10 +91,10 @@ class Computation:
         if isinstance(last, JobCancelled):
             self.computed_tokens = last.prefilled_tokens
 
-    def keep(self) -> None:
-        """Keep the blocks that are exported as a whole."""
+    def keep(self, done: bool) -> None:
+        """Keep the blocks that are exported as a whole; once the transfer is ``done`` with them, what else can be."""
         if self._keeper is not None:
-            self._keeper.keep_table(self._booking.table, self._whole_tokens())
+            self._keeper.keep_table(self._booking.table, self._whole_tokens(), done)
 
     def _on_event(self, event: JobEvent) -> None:
         match event:
@@ -107,7 +107,7 @@ class Computation:
             case PrefillFinished(compute_s=compute_s):
                 self._finished(compute_s)
             case Offered() if self._keeper is not None:
-                self.keep()
+                self.keep(done=False)
                 self._keeper.offered(event, self._run)
             case Stored() if self._keeper is not None:
                 self._keeper.stored(event)

@@ -99,7 +99,7 @@ class Export:
             await self._computation.stop()
         await self._threads.settle()
         if self._computation is not None:
-            self._computation.keep()
+            self._computation.keep(done=True)
         if self._keeper is not None:
             self._keeper.close()
         if self._booking is not None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -207,12 +207,14 @@ class Pair:
         priority: int = 0,
         ticket_key: Ed25519PrivateKey | None = None,
         include_stop: bool = False,
+        ids: Sequence[int] | None = None,
         **changes: object,
     ) -> Job:
-        """One attempt of a prompt that nobody else has; ``changes`` replace fields of the ticket."""
+        """One attempt of ``ids``, or of a prompt that nobody else has; ``changes`` replace fields of the ticket."""
         self._count += 1
         now = time.time()
-        ids = tuple((self._count * 31 + n * 7) % 500 + 4 for n in range(tokens))
+        ids = tuple(ids or ((self._count * 31 + n * 7) % 500 + 4 for n in range(tokens)))
+        tokens = len(ids)
         fields = {
             "transfer": os.urandom(16),
             "request_id": f"r{self._count}",
