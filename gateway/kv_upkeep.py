@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 SWEEP_EVERY_S = 1.0
 SNAPSHOT_EVERY_S = 60.0
 MOST_BLOCKS_IN_PASSING = 200_000
-"""A larger index is written at the end alone: making its snapshot would hold up the event loop for too long."""
+MOST_RUNS_IN_PASSING = 2_500
+"""A larger index is written at the end alone: its snapshot would hold up the event loop, some 50 ms for these."""
 MAX_SNAPSHOT_BYTES = 1 << 30
 
 
@@ -85,11 +86,16 @@ class KvUpkeep:
         else:
             log.info("prefix index restored blocks=%d", len(self._index.index))
 
+    @property
+    def _is_small(self) -> bool:
+        index = self._index.index
+        return len(index) <= MOST_BLOCKS_IN_PASSING and len(index.tree.runs) <= MOST_RUNS_IN_PASSING
+
     async def _write_often(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(SNAPSHOT_EVERY_S)
-            if self._file is not None and len(self._index.index) <= MOST_BLOCKS_IN_PASSING:
+            if self._file is not None and self._is_small:
                 await asyncio.to_thread(self._write, self._index.dump(loop.time()))
 
     def _write(self, kept: Snapshot) -> None:

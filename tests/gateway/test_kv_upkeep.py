@@ -80,8 +80,9 @@ async def test_a_directory_that_cannot_be_written_stops_nothing(
     assert "prefix index not written" in caplog.text
 
 
+@pytest.mark.parametrize("bound", ["MOST_BLOCKS_IN_PASSING", "MOST_RUNS_IN_PASSING"])
 async def test_it_is_written_in_passing_unless_that_would_take_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bound: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kv_upkeep, "SNAPSHOT_EVERY_S", 0.02)
     file = tmp_path / "state.db.prefixes"
@@ -92,7 +93,7 @@ async def test_it_is_written_in_passing_unless_that_would_take_long(
             await asyncio.sleep(0.01)
     await upkeep.stop()
     file.unlink()
-    monkeypatch.setattr(kv_upkeep, "MOST_BLOCKS_IN_PASSING", 1)
+    monkeypatch.setattr(kv_upkeep, bound, 0)
     upkeep.start()
     await asyncio.sleep(0.1)
     assert not file.exists()
