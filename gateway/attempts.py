@@ -220,7 +220,7 @@ class Attempt:
         assert self.leg is not None
         if "prefill_s" not in self._figures and plausible.computed(done, self.leg.stop):
             self._figures["prefill_s"] = done.compute_s
-            node.speed.observe(done.tokens, done.compute_s)
+            node.speed.observe(self.leg.stop - done.tokens, self.leg.stop, done.compute_s)
         self._computing_ended()
 
     def _on_transferred(self, done: TransferDone, exactness: Quality) -> None:

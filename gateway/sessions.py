@@ -13,7 +13,7 @@ from kvcache.control import Cancel, CodecWork, Heartbeat, Join, ToNode
 from kvcache.quality import Quality
 from kvcache.wire import Role
 from scheduler.codec_speeds import CodecSpeeds, Work
-from scheduler.speeds import PrefillSpeed
+from scheduler.prefill_curve import PrefillTimes
 
 MAX_BACKLOG_BYTES = 64 << 20
 MAX_BACKLOG_MESSAGES = 4096
@@ -51,7 +51,7 @@ class NodeSession:
         self.joined_at = now
         self.last_heard = now
         self.heartbeat: Heartbeat | None = None
-        self.speed = PrefillSpeed()
+        self.speed = PrefillTimes()
         self.codecs = CodecSpeeds()
         for work in join.codecs[:MAX_CODECS]:
             quality = codec_quality(work.codec)

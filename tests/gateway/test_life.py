@@ -186,7 +186,7 @@ async def test_a_late_remote_attempt_is_cancelled_and_prefilled_at_home(stage: O
     one.gateway.registry.link("east").observe(1000, 1e-6, 1e-6, now)  # fast: predicted TTFT is near zero
     remote.on_prefill = never
     decode.on_generate = answer_when_local
-    one.gateway.registry.node("p-east").speed.observe(10**9, 1.0)  # type: ignore[union-attr]
+    one.gateway.registry.node("p-east").speed.observe(0, 10**9, 1.0)  # type: ignore[union-attr]
     began = time.monotonic()
     answer = await one.complete(words=60)
     took = time.monotonic() - began

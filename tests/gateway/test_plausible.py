@@ -11,6 +11,7 @@ import pytest
 from gateway import plausible
 from kvcache.control import Delta, Finished, GenerateJob, PrefillDone, PrefillJob, Sampling, TokenLogprob, TransferDone
 from kvcache.wire import Role
+from scheduler.prefill_curve import PrefillTimes
 from tests.gateway.conftest import Open
 from tests.gateway.fakes import FakeNode, answer_well, finish, transfer_of
 
@@ -136,10 +137,14 @@ async def test_only_the_first_report_of_a_prefill_teaches(stage: Open) -> None:
             await node.send(PrefillDone(transfer_of(node, job.ticket), 0.001, len(job.token_ids) - 1))
 
     await one.pair(on_prefill=stutter)
-    assert (await one.complete(words=300)).status_code == 200
+    answer = await one.complete(words=300)
+    assert answer.status_code == 200
     session = one.gateway.registry.node("p-local")
     assert session is not None
-    assert 1000.0 < (session.speed.tokens_per_s or 0.0) < 2000.0
+    once = PrefillTimes()
+    once.claim(1000.0)
+    once.observe(0, answer.json()["usage"]["prompt_tokens"] - 1, 0.001)
+    assert session.speed.curve == once.curve
 
 
 def check(change: dict[str, Any]) -> bool:

@@ -491,3 +491,21 @@ def test_a_prefix_cached_here_is_moved_out_where_that_wins() -> None:
     assert chosen is not None
     assert chosen.move == Move("local", "p-local", 0, 2048, 2048)
     assert (chosen.cluster, chosen.compute_increment) == ("east", 2048)
+
+
+def test_what_is_cheaper_for_others_but_slower_for_this_request_is_not_allowed() -> None:
+    """At home 3 s behind a queue of 2 s, which costs others 0.6 s; in east 3.1 s that nobody waits for."""
+    home = replace(cluster("local", busy("p-local", 2.0, speed=1999.0), local=True), link=LinkFacts(1e9, 0.0))
+    east = cluster("east", node("p-east", speed=1999 / 3.1))
+    decision = decide(replace(facts(), clusters=(home, east)))
+    [mine, theirs] = decision.options
+    assert (theirs.cost_s or 0.0) < (mine.cost_s or 0.0)
+    assert (decision.reason, decision.chosen) == (Reason.REMOTE_SLOWER, mine)
+
+
+def test_equal_nodes_are_told_apart_by_their_names_whatever_their_order() -> None:
+    nodes = tuple(node(name) for name in ("b", "a", "c"))
+    for turned in (nodes, nodes[::-1]):
+        chosen = decide(facts(remote=turned)).chosen
+        assert chosen is not None
+        assert chosen.prefill_node == "a"
