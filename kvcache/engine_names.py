@@ -12,6 +12,8 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from kvcache.hashing import chain_root, more_hashes
 from kvcache.held import HeldSink
 from kvcache.kv_events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KvEvent, KvEventError
@@ -52,6 +54,28 @@ class _Ours:
     said: bool = False
 
 
+class _Kept(msgspec.Struct, array_like=True, frozen=True):
+    """All that an ``EngineNames`` knows, as it is written: blocks with parents first, and groups beside full ones."""
+
+    full: list[int]
+    blocks: list[
+        tuple[
+            BlockHash,
+            BlockHash | None,
+            int,
+            bytes,
+            bytes | None,
+            tuple[int, ...],
+            tuple[bytes, ...],
+            list[tuple[int, str]],
+        ]
+    ]
+    groups: list[tuple[int, int, bool, list[tuple[BlockHash, list[str]]]]]
+
+
+_kept_decoder = msgspec.msgpack.Decoder(_Kept)
+
+
 @dataclass(eq=False, slots=True)
 class _Group:
     """A group that is not of full attention: to resume, it needs ``window`` tokens back; 0: the last block alone."""
@@ -90,8 +114,35 @@ class EngineNames:
                     self._forget()
                     touched.clear()
                     self._sink.cleared()
-        if self._groups:
-            self._find_resumable(touched)
+        self._find_resumable(touched)
+
+    def dump(self) -> bytes:
+        """What is known, for ``load``; what waits for a parent is left out."""
+        blocks = [
+            (name, b.parent, b.size, b.root, b.last, b.tail, b.ours, sorted(b.places))
+            for name, b in self._blocks.items()
+        ]
+        groups = [
+            (number, group.window, group.usable, [(name, sorted(media)) for name, media in group.places.items()])
+            for number, group in self._groups.items()
+        ]
+        return msgspec.msgpack.encode(_Kept(sorted(self._full), blocks, groups))
+
+    def load(self, data: bytes) -> None:
+        """Know what another one knew, and tell the sink, which must be empty. Raises KvEventError."""
+        try:
+            kept = _kept_decoder.decode(data)
+            self._forget()
+            self._full.update(kept.full)
+            for name, parent, size, root, last, tail, ours, places in kept.blocks:
+                self._place(name, _Block(parent, size, root, last, tail, ours, set(places)))
+            for number, window, usable, names in kept.groups:
+                self._groups[number] = _Group(window, usable, {name: set(media) for name, media in names})
+        except (msgspec.MsgspecError, RecursionError, KeyError) as error:
+            self._forget()
+            raise KvEventError(f"names of an engine's blocks: {error!r}") from error
+        self._judge(list(self._blocks))
+        self._find_resumable(list(self._blocks))
 
     def _forget(self) -> None:
         self._blocks: dict[BlockHash, _Block] = {}
@@ -149,18 +200,24 @@ class EngineNames:
         for at, name in enumerate(names):
             ids = (*tail, *event.token_ids[at * event.block_size : (at + 1) * event.block_size])
             ours = tuple(more_hashes(last or root, ids, self._block_tokens))
-            reach, before_ours = len(tail), last
             last, tail = (ours[-1] if ours else last), ids[len(ours) * self._block_tokens :]
             if name not in self._blocks:
-                self._blocks[name] = _Block(parent, event.block_size, root, last, tail, ours)
-                if parent is not None:
-                    self._blocks[parent].children += 1
-                for mine in ours:
-                    if mine not in self._ours:
-                        self._ours[mine] = _Ours(before_ours, self._cover(name, mine, reach))
-                    before_ours, reach = mine, 0
+                self._place(name, _Block(parent, event.block_size, root, last, tail, ours))
             parent = name
         return names
+
+    def _place(self, name: BlockHash, block: _Block) -> None:
+        """Put a new block behind its parent, and say which engine blocks cover those of ours that end in it."""
+        self._blocks[name] = block
+        last, reach = None, 0
+        if block.parent is not None:
+            before = self._blocks[block.parent]
+            before.children += 1
+            last, reach = before.last, len(before.tail)
+        for mine in block.ours:
+            if mine not in self._ours:
+                self._ours[mine] = _Ours(last, self._cover(name, mine, reach))
+            last, reach = mine, 0
 
     def _root(self, event: BlockStored) -> tuple[bytes, int]:
         """The key of a chain that begins with this event, and how many of its blocks are of nothing but tokens.
@@ -291,7 +348,7 @@ class EngineNames:
 
     def _find_resumable(self, names: Iterable[BlockHash]) -> None:
         """Tell the sink at which of these blocks' ends every group has what it needs."""
-        if not all(group.usable for group in self._groups.values()):
+        if not self._groups or not all(group.usable for group in self._groups.values()):
             return
         for name in names:
             block = self._blocks.get(name)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvcache import engine_names
 from kvcache.engine_names import EngineNames
 from kvcache.hashing import block_hashes
 from kvcache.held import OwnNames
-from kvcache.kv_events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, encode_extras
+from kvcache.kv_events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KvEventError, encode_extras
 from tests.kvcache.held import HeldSets
 
 BLOCK = 8
@@ -249,6 +250,45 @@ def test_a_state_is_there_at_exactly_one_block() -> None:
     assert source.held.snapshots == {ours(ids)[1]}
     source.say(removed(2, group=1))
     assert source.held.snapshots == set()
+
+
+def test_a_prompt_resumes_only_at_the_end_of_a_block_of_ours() -> None:
+    source, ids = Source(), tokens(16)
+    states = {"group_idx": 1, "kv_cache_spec_kind": MAMBA}
+    source.say(stored([1, 2, 3, 4], ids, size=4), stored([1, 3], ids, size=4, **states))
+    assert source.held.snapshots == set()
+    source.say(stored([4], ids, size=4, **states))
+    assert source.held.snapshots == {ours(ids)[1]}
+
+
+def test_what_was_known_can_be_loaded_and_goes_on_as_it_was() -> None:
+    source, ids = Source(), tokens(48)
+    window = {"group_idx": 1, "kv_cache_spec_kind": SLIDING, "kv_cache_spec_sliding_window": 5}
+    source.say(stored([1, b"two", 3, 4], ids[:16], size=4, cache_salt="t"), stored([4], ids[:16], size=4, **window))
+    source.say(removed(1), stored([1], [], medium="CPU"))
+    again = Source()
+    again.names.load(source.names.dump())
+    assert again.held.blocks == source.held.blocks
+    assert again.held.snapshots == source.held.snapshots == {ours(ids, "t")[1]}
+    for one in (source, again):
+        one.say(stored([5, 6], ids[16:24], 4, size=4), removed(4, group=1), removed(1, medium="CPU"))
+    assert again.held.blocks == source.held.blocks == dict(zip(ours(ids, "t")[1:3], ours(ids, "t")[:2], strict=True))
+    assert again.held.snapshots == set()
+
+
+@pytest.mark.parametrize("data", [b"", b"\x93\x90\x90", b"\x90"])
+def test_what_no_names_wrote_is_refused_and_leaves_nothing(data: bytes) -> None:
+    source = Source()
+    with pytest.raises(KvEventError):
+        source.names.load(data)
+    whole = Source()
+    whole.say(stored([1, 2], tokens(16)))
+    kept = msgspec.msgpack.decode(whole.names.dump())
+    del kept[1][0]
+    with pytest.raises(KvEventError):
+        source.names.load(msgspec.msgpack.encode(kept))
+    assert source.blocks == set()
+    assert not source.names._blocks
 
 
 def test_every_group_must_have_what_it_needs_also_one_that_shows_late() -> None:
