@@ -229,6 +229,35 @@ def test_what_was_matched_of_late_stays_and_what_was_not_goes() -> None:
     assert sum(bool(one.match(prompt)) for prompt in old) < 60
 
 
+def test_what_another_node_stored_of_late_stays() -> None:
+    one = index(1000)
+    old = [names(number, *range(9)) for number in range(100)]
+    for prompt in old:
+        one.stored("n", prompt, None)
+    for number in range(100, 150):
+        one.stored(f"m{number}", old[5], None)
+        one.stored("n", names(number, *range(9)), None)
+    assert held(one.match(old[5]))["n"] == 10
+
+
+def test_a_way_with_many_forks_takes_few_look_ups(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = index()
+    way = names(*range(1000))
+    for block in range(600):
+        one.stored(
+            "n", [*way[block : block + 1], *names(*range(block + 1), "away")[-1:]], way[block - 1] if block else None
+        )
+    find, asked = one.tree.table.find, []
+
+    def counted(name: bytes) -> int:
+        asked.append(name)
+        return find(name)
+
+    monkeypatch.setattr(one.tree.table, "find", counted)
+    assert held(one.match(way)) == {"n": 600}
+    assert len(asked) < 40
+
+
 def test_a_shared_beginning_outlives_its_branches() -> None:
     one = index(60)
     trunk = names(*range(20))
@@ -250,7 +279,7 @@ def test_names_that_do_not_follow_each_other_break_nothing() -> None:
     known = [rng.randbytes(16) for _ in range(60)]
     one = index(40, snapshots=True)
     for _ in range(300):
-        some = rng.sample(known, rng.randint(1, 20))
+        some = rng.choices(known, k=rng.randint(1, 30))
         one.stored(rng.choice("nm"), some, rng.choice([None, rng.choice(known)]))
         one.snapshot("n", rng.choice(known))
         one.removed("n", rng.sample(known, 5))
@@ -275,6 +304,13 @@ def test_what_was_sent_to_a_node_without_events_is_remembered_for_a_while() -> N
     one.expire(108.0)
     assert one.match(ABC) == {}
     assert one.match(names("x", "y")) == {"n": Match(1, 1)}
+
+
+def test_what_was_sent_to_a_forgotten_node_is_forgotten() -> None:
+    one = index()
+    one.sent("n", ABC, now=1.0)
+    one.forget("n")
+    assert one.match(ABC) == {}
 
 
 def test_a_prompt_that_is_sent_again_is_remembered_from_then_on() -> None:
