@@ -97,11 +97,21 @@ class Source:
     recent: OrderedDict[int, int] = field(default_factory=OrderedDict)
 
 
+class EngineSnapshot(msgspec.Struct, frozen=True):
+    """What was known of one publisher's blocks up to batch ``applied``, which had this digest."""
+
+    worker: str
+    applied: int
+    digest: int
+    names: bytes
+
+
 class Snapshot(msgspec.Struct, frozen=True):
-    """The index as bytes, and of which incarnation of each node it speaks."""
+    """The index as bytes, of which incarnation of each node it speaks, and the names of engines by publisher."""
 
     incarnations: dict[str, str]
     index: bytes
+    engines: dict[str, EngineSnapshot]
 
 
 class KvIndex:
@@ -169,11 +179,16 @@ class KvIndex:
     # ---- over a restart
 
     def dump(self, now: float) -> Snapshot:
-        """What is known of our own nodes, and up to which batch. Engines' names are learnt anew."""
+        """What is known, and up to which batch of each source."""
         own = {source.worker: source for source in self._nodes.values()}
         sequences = {worker: source.sequence.applied for worker, source in own.items()}
         kept = index_snapshot.dump(self.index, sequences, key=self._key, now=now)
-        return Snapshot({worker: source.incarnation for worker, source in own.items()}, kept)
+        engines = {
+            publisher: EngineSnapshot(source.worker, applied, source.recent[applied], source.names.dump())
+            for publisher, source in self._engines.items()
+            if isinstance(source.names, EngineNames) and (applied := source.sequence.applied) in source.recent
+        }
+        return Snapshot({worker: source.incarnation for worker, source in own.items()}, kept, engines)
 
     def restore(self, snapshot: Snapshot, now: float) -> None:
         """Into a fresh index. Nodes that do not come back soon are forgotten. Raises SnapshotError."""
@@ -186,6 +201,20 @@ class KvIndex:
             names = OwnNames(BLOCK_TOKENS, _Sink(self.index, worker))
             sequence = EventSequence[EventBatch](sequences[worker])
             self._nodes[worker] = Source(worker, incarnation, names, sequence, lost_at=now)
+        for publisher, kept in snapshot.engines.items():
+            self._restore_engine(publisher, kept)
+
+    def _restore_engine(self, publisher: str, kept: EngineSnapshot) -> None:
+        names = EngineNames(BLOCK_TOKENS, self._fingerprint, _Sink(self.index, kept.worker))
+        self.index.cleared(kept.worker)
+        try:
+            names.load(kept.names)
+        except KvEventError as error:
+            log.warning("kv events of %s are learnt anew: %s", publisher, error)
+            return
+        sequence = EventSequence[EventBatch](kept.applied)
+        source = Source(kept.worker, "", names, sequence, recent=OrderedDict({kept.applied: kept.digest}))
+        self._engines[publisher] = source
 
     # ---- our own nodes, over their control streams
 
@@ -262,22 +291,29 @@ class KvIndex:
 
     def engine_said(self, source: Source, seq: int, payload: bytes, *, live: bool) -> None:
         """A batch of an engine, published now or replayed. One that counts anew has started anew."""
-        digest = xxhash.xxh3_64_intdigest(payload)
         if seq <= source.sequence.applied:
-            anew = live and source.recent.get(seq) != digest
+            anew = live and not self.engine_knows(source, seq, payload)
         else:
             anew = live and source.sequence.went_back(seq)
         if anew:
-            log.info("engine started anew worker=%s", source.worker)
-            source.names.apply([AllBlocksCleared()])
-            source.sequence = EventSequence()
-            source.recent.clear()
-        source.recent[seq] = digest
+            self.engine_restarted(source)
+        source.recent[seq] = xxhash.xxh3_64_intdigest(payload)
         if len(source.recent) > RECENT_BATCHES:
             source.recent.popitem(last=False)
         self._offer(source, seq, payload, live=live)
         if source.sequence.overflowed:
             self._rebuild(source)
+
+    def engine_knows(self, source: Source, seq: int, payload: bytes) -> bool:
+        """Whether this is a batch that was applied."""
+        return seq <= source.sequence.applied and source.recent.get(seq) == xxhash.xxh3_64_intdigest(payload)
+
+    def engine_restarted(self, source: Source) -> None:
+        """What an engine held is gone with its process."""
+        log.info("engine started anew worker=%s", source.worker)
+        source.names.apply([AllBlocksCleared()])
+        source.sequence = EventSequence()
+        source.recent.clear()
 
     def engine_gave_all(self, source: Source) -> None:
         """A replay has ended, or there is none to be had: if something is missing still, it will not come."""

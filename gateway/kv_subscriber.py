@@ -31,6 +31,8 @@ class EngineSubscriber:
         source = self._index.engine(self._events.publish, self._events.node_id)
         with zmq.asyncio.Context() as context, _socket(context, zmq.SUB, self._events.publish) as subscription:
             subscription.subscribe(b"")
+            if source.sequence.applied >= 0 and not await self._same_start(context, source):
+                self._index.engine_restarted(source)
             await self._replay(context, source)
             while True:
                 frames = await subscription.recv_multipart()
@@ -59,6 +61,19 @@ class EngineSubscriber:
                 except TimeoutError:
                     log.warning("kv events: no replay from %s within %g s", self._events.replay, REPLAY_SILENT_S)
         self._index.engine_gave_all(source)
+
+    async def _same_start(self, context: zmq.asyncio.Context, source: Source) -> bool:
+        """Whether the publisher still has the last batch that an earlier gateway applied, byte for byte."""
+        if self._events.replay is None:
+            return False
+        with _socket(context, zmq.DEALER, self._events.replay) as dealer:
+            await dealer.send_multipart((b"", source.sequence.applied.to_bytes(8, "big")))
+            try:
+                async with asyncio.timeout(REPLAY_SILENT_S):
+                    frames = await dealer.recv_multipart()
+            except TimeoutError:
+                return False
+        return len(frames) > 1 and self._index.engine_knows(source, int.from_bytes(frames[-2], "big"), frames[-1])
 
     async def _answers(self, dealer: zmq.asyncio.Socket, source: Source) -> None:
         """Take batches until the end is said. Some publishers send the topic too: the last two frames count."""

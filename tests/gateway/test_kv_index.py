@@ -218,6 +218,16 @@ def test_an_engine_that_counts_anew_holds_nothing_of_before(live_before: bool) -
     assert held(index) == tokens(2)
 
 
+def test_an_engine_that_counts_anew_within_a_gap_holds_nothing_of_before() -> None:
+    index = KvIndex(FULL, "f")
+    source = index.engine("tcp://h:1", "n")
+    index.engine_said(source, 0, engine_batch(4, 0), live=True)
+    index.engine_said(source, 50, engine_batch(4, 0), live=True)
+    index.engine_said(source, 1, engine_batch(2, 70), live=True)
+    assert held(index) is None
+    assert source.sequence.missing == 0
+
+
 def test_what_an_engine_cannot_replay_is_given_up() -> None:
     index = KvIndex(FULL, "f")
     source = index.engine("tcp://h:1", "n")
@@ -236,7 +246,6 @@ async def test_what_is_known_of_nodes_outlives_a_restart_and_goes_on_from_there(
     for one in (node, other):
         index.joined(one)
         index.heard(one, KvEvents(0, batch(stored(0, 2))))
-    index.engine_said(index.engine("tcp://h:1", "engine"), 0, engine_batch(4, 0), live=True)
     again = KvIndex(FULL, "f")
     again.restore(index.dump(5.0), 100.0)
     assert dict(again.matches(NAMES, 100.0)) == {"n": tokens(2), "other": tokens(2)}
@@ -249,6 +258,21 @@ async def test_what_is_known_of_nodes_outlives_a_restart_and_goes_on_from_there(
     assert dict(again.matches(NAMES, 100.0)) == {"n": tokens(3)}
     with pytest.raises(SnapshotError):
         KvIndex(FULL, "another model").restore(index.dump(5.0), 0.0)
+
+
+def test_what_is_known_of_engines_outlives_a_restart_with_their_names() -> None:
+    index = KvIndex(FULL, "f")
+    index.engine_said(index.engine("tcp://h:1", "n"), 7, engine_batch(3, 0), live=True)
+    index.engine_gave_all(index.engine("tcp://h:1", "n"))
+    again = KvIndex(FULL, "f")
+    again.restore(index.dump(5.0), 100.0)
+    assert held(again) == tokens(3)
+    source = again.engine("tcp://h:1", "n")
+    assert again.engine_knows(source, 7, engine_batch(3, 0))
+    assert not again.engine_knows(source, 7, engine_batch(3, 1))
+    assert not again.engine_knows(source, 8, engine_batch(3, 0))
+    again.engine_said(source, 8, encode_batch(EventBatch(1.0, (BlockRemoved((1,), "GPU"),))), live=True)
+    assert held(again) == tokens(1), "the engine's own names still mean something"
 
 
 async def test_a_restored_node_that_does_not_come_back_is_forgotten() -> None:

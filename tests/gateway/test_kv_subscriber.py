@@ -13,7 +13,7 @@ import zmq.asyncio
 from deploy.stack import free_port
 from gateway import kv_subscriber
 from gateway.config import ConfigError, EngineEvents
-from gateway.kv_index import Held, KvIndex
+from gateway.kv_index import Held, KvIndex, Snapshot
 from gateway.kv_subscriber import EngineSubscriber
 from tests.gateway.test_kv_index import FULL, engine_batch, held, tokens
 
@@ -68,8 +68,10 @@ def endpoints() -> EngineEvents:
 
 
 @asynccontextmanager
-async def following(publisher: Publisher) -> AsyncIterator[KvIndex]:
+async def following(publisher: Publisher, snapshot: Snapshot | None = None) -> AsyncIterator[KvIndex]:
     index = KvIndex(FULL, "f")
+    if snapshot is not None:
+        index.restore(snapshot, 0.0)
     task = asyncio.create_task(EngineSubscriber(publisher.events, index).run())
     try:
         yield index
@@ -137,6 +139,25 @@ async def test_a_replay_that_does_not_answer_is_not_waited_for(monkeypatch: pyte
         await publisher.say(seq + 5, engine_batch(2, 50))
         await becomes(index, tokens(2))
         assert index.figures.rebuilds >= 1
+
+
+@pytest.mark.parametrize("anew", [False, True])
+async def test_after_a_restart_it_goes_on_unless_the_engine_started_anew(anew: bool) -> None:
+    before = KvIndex(FULL, "f")
+    publisher = Publisher(endpoints())
+    source = before.engine(publisher.events.publish, "n")
+    for seq in range(3):
+        before.engine_said(source, seq, engine_batch(4, 100 * seq), live=True)
+    await publisher.say(2, engine_batch(4, 777 if anew else 200))
+    await publisher.say(3, engine_batch(1, 888))
+    async with following(publisher, before.dump(0.0)) as index:
+        await becomes(index, tokens(4))
+        async with asyncio.timeout(5):
+            while index.figures.batches == 0:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert publisher.requests == ([2, 0] if anew else [2, 3])
+        assert index._engines[publisher.events.publish].sequence.applied == 3
+        assert index.figures.rebuilds == (1 if anew else 0)
 
 
 async def test_what_is_no_batch_is_passed_over() -> None:
