@@ -26,7 +26,7 @@ def heard(registry: Registry, session: NodeSession, now: float) -> None:
 
 
 def _learn_sending(registry: Registry, session: NodeSession, now: float) -> None:
-    paths = {p.node_id: _path(report) for report, p in _peers(registry, session) if p.join.role is Role.DECODE}
+    paths = {p.node_id: path_report(report) for report, p in _peers(registry, session) if p.join.role is Role.DECODE}
     registry.link(session.join.cluster).reported(session.node_id, paths, now)
 
 
@@ -50,7 +50,8 @@ def _peers(registry: Registry, session: NodeSession) -> Iterator[tuple[LinkRepor
             yield report, peer
 
 
-def _path(report: LinkReport) -> PathReport:
+def path_report(report: LinkReport) -> PathReport:
+    """What a link keeps of a node's report about a peer that it sends to."""
     return PathReport(
         rtt_s=report.rtt_s,
         least_rtt_s=report.least_rtt_s,

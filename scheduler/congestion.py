@@ -38,14 +38,14 @@ class Thresholds:
         return signs.queue_s >= max(self.queue_s, self.queue_rtts * (signs.least_rtt_s or 0.0))
 
 
-ENTER = Thresholds(loss=0.02, rate_share=0.5, utilisation=0.9, queue_rtts=1.0, queue_s=0.05)
-STAY = Thresholds(loss=0.005, rate_share=0.75, utilisation=0.7, queue_rtts=0.5, queue_s=0.025)
+ENTER = Thresholds(loss=0.05, rate_share=0.25, utilisation=0.9, queue_rtts=1.0, queue_s=0.05)
+STAY = Thresholds(loss=0.02, rate_share=0.4, utilisation=0.7, queue_rtts=0.5, queue_s=0.025)
 ENTER_S = 1.0
-LEAVE_S = 3.0
+LEAVE_S = 2.0
 
 
 class Congestion:
-    """Entered when a sign has been there for a second, left when none has been, by lower marks, for three."""
+    """Entered when a sign has been there for a second, left when none has been, by lower marks, for two."""
 
     def __init__(self) -> None:
         self.congested = False

@@ -11,8 +11,8 @@ from math import isfinite
 from scheduler.speeds import SMOOTHING, Ewma
 
 RISE = 0.7
-FALL = 0.7
-"""Of the way to a limit, in ratios: a link cut to a twentieth is believed to be near that after two observations."""
+FALL = 0.85
+"""Of the way to a limit, in ratios: once a link cut to a twentieth was observed, the estimate is 1.6 times that."""
 MIN_BYTES_PER_S, MAX_BYTES_PER_S = 1.0, 1e13
 EXPOSED_SHARE = 0.25
 """A transfer of which less than this share lay bare was fed by the engine: its rate says little about the link."""
@@ -22,7 +22,7 @@ CODEC_SHARE = 0.7
 """A transfer of which coding alone takes this share was fed by the codec: so does its rate."""
 TELLING_SHARE = 0.25
 """An observation of this share of the estimate confirms it well enough to call it fresh."""
-BEST_HALVES_S = 60.0
+BEST_HALVES_S = 30.0
 
 
 class LinkRate:
@@ -37,7 +37,7 @@ class LinkRate:
         self._best_at = 0.0
 
     def best(self, now: float) -> float | None:
-        """The highest estimate of late; an older one counts half as much each minute. None while unmeasured."""
+        """The highest estimate of late; an older one counts half as much each half minute. None while unmeasured."""
         if self.value is None:
             return None
         kept: float = 0.5 ** (max(0.0, now - self._best_at) / BEST_HALVES_S)

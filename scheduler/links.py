@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from math import isfinite
 
@@ -30,7 +30,7 @@ MAX_PATHS = 256
 MAX_RTT_S = 60.0
 LEAST_LOSS_BYTES = 256 << 10
 """Loss is told where so much was sent within the last few seconds."""
-_LOSS_HALVES_S = 2.0
+_LOSS_HALVES_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,29 +51,32 @@ class PathReport:
     stalled_s: float = 0.0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Sender:
-    """What one node said last of its paths over this link."""
+    """What one node said last of its paths over this link; rates are those of all of them together.
+
+    ``carried`` is what they have delivered between the last two reports, ``at_most`` is 0 where none was the limit.
+    """
 
     at: float
-    paths: dict[str, PathReport] = field(default_factory=dict)
-    carried: dict[str, float] = field(default_factory=dict)
-    """Bytes per second of each path between its last two reports."""
+    paths: dict[str, PathReport]
+    carried: float
+    at_least: float
+    at_most: float
+    stalled_s: float
 
-    @property
-    def total(self) -> float:
-        return sum(self.carried.values())
-
-    @property
-    def at_least(self) -> float:
-        return max((_figure(report.at_least) for report in self.paths.values()), default=0.0)
-
-    @property
-    def at_most(self) -> float:
-        """What all its paths let through together, where one of them was the limit; else 0."""
-        if not any(_figure(report.at_most) for report in self.paths.values()):
-            return 0.0
-        return sum(_figure(report.at_most) or self.carried.get(name, 0.0) for name, report in self.paths.items())
+    @classmethod
+    def of(cls, paths: dict[str, PathReport], carried: dict[str, float], now: float) -> _Sender:
+        """Add up what is known of each path; ``carried`` lacks those that were not heard of before."""
+        limits = {name: limit for name, report in paths.items() if (limit := _figure(report.at_most))}
+        return cls(
+            now,
+            paths,
+            sum(carried.values()),
+            max((_figure(report.at_least) for report in paths.values()), default=0.0),
+            sum(limits.get(name, carried.get(name, 0.0)) for name in paths) if limits else 0.0,
+            max((_figure(report.stalled_s) for report in paths.values()), default=0.0),
+        )
 
 
 class LinkState:
@@ -128,25 +131,26 @@ class LinkState:
 
     def reported(self, sender: str, paths: Mapping[str, PathReport], now: float) -> None:
         """A node has told of all its ways over this link, by the peer that each leads to."""
-        kept = 0.5 ** (max(0.0, now - self._reported_at) / _LOSS_HALVES_S)
-        self._sent_lately, self._resent_lately = kept * self._sent_lately, kept * self._resent_lately
-        before = self._senders.pop(sender, None)
-        self._senders[sender] = told = _Sender(now)
-        if len(self._senders) > MAX_SENDERS:
-            self._senders.popitem(last=False)
-        for peer, report in islice(paths.items(), MAX_PATHS):
-            told.paths[peer] = report
+        share = 0.5 ** (max(0.0, now - self._reported_at) / _LOSS_HALVES_S)
+        self._sent_lately, self._resent_lately = share * self._sent_lately, share * self._resent_lately
+        before, carried = self._senders.pop(sender, None), dict[str, float]()
+        kept = dict(islice(paths.items(), MAX_PATHS))
+        for peer, report in kept.items():
             self._round_trip(report.rtt_s, report.least_rtt_s)
             if before is not None and peer in before.paths and now > before.at:
-                told.carried[peer] = self._count(before.paths[peer], report, now - before.at, now)
+                carried[peer] = self._count(before.paths[peer], report, now - before.at, now)
+        self._senders[sender] = _Sender.of(kept, carried, now)
+        if len(self._senders) > MAX_SENDERS:
+            self._senders.popitem(last=False)
         present = [each for each in self._senders.values() if now - each.at <= PRESENT_S]
-        self._carried, self._reported_at = sum(each.total for each in present), now
-        limits = [each.at_most for each in present]
-        at_most = sum(limit or each.total for limit, each in zip(limits, present, strict=True)) if any(limits) else 0.0
+        self._carried, self._reported_at = sum(each.carried for each in present), now
+        at_most = 0.0
+        if any(each.at_most for each in present):
+            at_most = sum(each.at_most or each.carried for each in present)
         self._rate.between(max(self._carried, *(each.at_least for each in present)), at_most, now)
         if self._carried:
             self._dead_until = float("-inf")
-        elif any(_figure(r.stalled_s) >= STALLED_S for each in present for r in each.paths.values()):
+        elif any(each.stalled_s >= STALLED_S for each in present):
             self._dead_until = now + DEAD_S
         self._judge(now)
 

@@ -34,6 +34,7 @@ class TcpInfo:
     delivery_bytes_per_s: float
     delivered_bytes: int
     outstanding_bytes: int
+    segment_bytes: int
     busy_s: float
     resent_bytes: int
 
@@ -60,7 +61,7 @@ def tcp_info(sock: socket.socket) -> TcpInfo | None:
     path_rate = 0.0 if raw[7] & _APP_LIMITED else float(delivery)
     outstanding = unsent + max(0, unacked - sacked) * mss
     delivered = acked + sacked * mss
-    return TcpInfo(rtt_us / 1e6, shortest_s, retransmits, path_rate, delivered, outstanding, busy_us / 1e6, resent)
+    return TcpInfo(rtt_us / 1e6, shortest_s, retransmits, path_rate, delivered, outstanding, mss, busy_us / 1e6, resent)
 
 
 class RateMeter:
@@ -126,6 +127,11 @@ class LinkFigures:
     def outstanding_bytes(self) -> int:
         """Bytes that this kernel has and the other end's has not."""
         return self._info.outstanding_bytes if self._info is not None else 0
+
+    @property
+    def segment_bytes(self) -> int:
+        """The most that one segment carries."""
+        return self._info.segment_bytes if self._info is not None else 0
 
     @property
     def busy_s(self) -> float:

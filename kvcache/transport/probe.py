@@ -16,17 +16,17 @@ SHORTEST_S = 0.005
 """Answers closer together may have been read at once."""
 TELLING_SHARE = 0.5
 """The least share of a burst whose pace tells something: about what a growing window sends in its last round."""
-INITIAL_WINDOW_BYTES = 14_480
-"""What a fresh connection sends before it hears anything: ten segments (RFC 6928)."""
+INITIAL_SEGMENTS = 10
+"""What a fresh connection sends before it hears anything (RFC 6928)."""
 
 
 class Probe:
-    """One burst of about ``nbytes`` (at most 4 MiB) over ``connections``, sent at ``now``."""
+    """One burst of about ``nbytes`` (at most 4 MiB) over connections whose segments are ``segments`` bytes together."""
 
-    def __init__(self, token: int, nbytes: int, connections: int, rtt_s: float, now: float) -> None:
+    def __init__(self, token: int, nbytes: int, segments: int, rtt_s: float, now: float) -> None:
         self.token = token
         self.chunks = max(2, ceil(min(nbytes, MAX_PROBE_BYTES) / CHUNK_BYTES))
-        self._connections = connections
+        self._window = INITIAL_SEGMENTS * max(1, segments)
         self._rtt_s = rtt_s
         self._began = now
         self._answers: list[float] = []
@@ -61,7 +61,6 @@ class Probe:
         """
         if not self.answered:
             return 0.0
-        window = INITIAL_WINDOW_BYTES * self._connections
-        growing_s = self._rtt_s * (2 + log2(1 + self.nbytes / window))
+        growing_s = self._rtt_s * (2 + log2(1 + self.nbytes / self._window))
         sending_s = self._answers[-1] - self._began - growing_s
         return self.nbytes / sending_s if sending_s > growing_s / 2 else 0.0

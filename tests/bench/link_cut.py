@@ -1,10 +1,10 @@
 """A link cut from 1 Gbit/s to 50 Mbit/s and mended in mid-run: what routing by the link's state costs in each phase.
 
-    python -m tests.bench.link_cut [--phase 60] [--per-s 1.0] [--thresholds 500 1000] [--repeats 3] [--json]
+    python -m tests.bench.link_cut [--phase 60] [--load 0.6] [--thresholds 500 1000] [--repeats 3] [--json]
 
 A stack with a prefill node at home and one behind the emulated link (30 ms), the remote engine alone on ``--core``, all
-others on the rest. The same requests, of the same lengths at the same moments, are sent with every way of routing:
-all at home, remote above each static threshold (both by route hints), and as the gateway decides, with the least of
+others on the rest. The same requests, of the same lengths at the same moments, are sent with every way of routing, as
+many as take the prefill node at home ``--load`` of its time: all at home, remote above each static threshold (both by route hints), and as the gateway decides, with the least of
 these thresholds. Time to first token is the clients', of requests that come later than 10 s after a change.
 
 Per phase, mean and P90 of the gateway's routing are held against 1.25 times the better of all-local and the best
@@ -32,7 +32,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from math import sqrt
+from math import log, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,7 @@ MODEL = {
 }
 """32 KiB of fp32 cache for each token."""
 WATCH_S = 0.2
+SPEED_PROMPTS = 4
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,9 @@ class Run:
     """When, and the estimate of the link in bytes per second."""
     robbed: float = 0.0
     stolen: float = 0.0
+
+
+MEAN_TOKENS = (LONGEST - SHORTEST) / log(LONGEST / SHORTEST)
 
 
 def arrivals(phase_s: float, per_s: float, seed: int) -> list[Arrival]:
@@ -214,8 +218,13 @@ def measure(options: argparse.Namespace, say: Console) -> dict[str, Any]:
         pin(stack.engine_pid(REMOTE), options.core)
         pin(stack.engine_pid(LOCAL_PREFILL), min(others))
         stack.await_idle(60)
+        for seed in range(SPEED_PROMPTS):
+            ask(stack, Arrival(0.0, LONGEST, seed), "local")
+        speed = stack.nodes()[LOCAL_PREFILL]["prefill_tokens_per_s"]
+        say.print(f"the prefill node at home: {speed:.0f} tokens/s")
         for repeat in range(options.repeats):
-            coming = arrivals(options.phase, options.per_s, seed=repeat + 1)
+            per_s = options.load * speed / MEAN_TOKENS
+            coming = arrivals(options.phase, per_s, seed=repeat + 1)
             for way in ways:
                 run = through(stack, wan, way, coming, options.phase)
                 runs.append(run)
@@ -270,7 +279,7 @@ def main() -> None:
     """Measure; the exit status says whether all holds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--phase", type=float, default=60.0, help="seconds of each phase")
-    parser.add_argument("--per-s", type=float, default=1.0, help="requests per second")
+    parser.add_argument("--load", type=float, default=0.6, help="of the prefill node at home, were it to do all")
     parser.add_argument("--thresholds", type=int, nargs="+", default=[300, 600, 1000])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--core", type=int, default=0, help="the remote engine's; the others are the rest's")

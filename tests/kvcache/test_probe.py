@@ -24,9 +24,9 @@ MBPS = 1e6 / 8
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the round trip is the kernel's, on Linux alone")
 
 
-def answered(nbytes: int, rate: float, window: int, connections: int = 4) -> Probe:
+def answered(nbytes: int, rate: float, window: int) -> Probe:
     """A probe over a path of this rate whose congestion window begins with so many bytes and doubles each round."""
-    probe = Probe(1, nbytes, connections, RTT_S, 100.0)
+    probe = Probe(1, nbytes, 5800, RTT_S, 100.0)
     left, now = probe.chunks, 100.0 + RTT_S
     while left:
         burst = min(left, max(1, window // CHUNK_BYTES))
@@ -60,7 +60,7 @@ def test_a_window_that_grows_does_not_make_a_fast_path_look_slow(nbytes: int, wi
 
 
 def test_answers_read_at_once_show_no_endless_rate() -> None:
-    probe = Probe(1, 160 << 10, 4, RTT_S, 0.0)
+    probe = Probe(1, 160 << 10, 5800, RTT_S, 0.0)
     for _ in range(probe.chunks):
         probe.answer(RTT_S)
     assert probe.at_least() == pytest.approx(160 * 1024 / 0.005)
@@ -68,7 +68,7 @@ def test_answers_read_at_once_show_no_endless_rate() -> None:
 
 
 def test_an_unfinished_probe_says_nothing_of_the_most_and_its_size_is_bounded() -> None:
-    probe = Probe(1, 1 << 40, 4, RTT_S, 0.0)
+    probe = Probe(1, 1 << 40, 0, RTT_S, 0.0)
     assert probe.nbytes == MAX_PROBE_BYTES
     assert probe.chunks == ceil(MAX_PROBE_BYTES / CHUNK_BYTES)
     probe.answer(99.0)

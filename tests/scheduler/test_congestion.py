@@ -11,8 +11,8 @@ from tests.calm import calm
 
 CALM = Signs(rate=100.0, best=100.0, loss=0.0, queue_s=0.0, least_rtt_s=0.03, utilisation=0.2)
 SIGNS = {
-    "loss": Signs(loss=0.03),
-    "rate": Signs(rate=40.0, best=100.0),
+    "loss": Signs(loss=0.06),
+    "rate": Signs(rate=20.0, best=100.0),
     "queue": Signs(queue_s=0.1, least_rtt_s=0.03, utilisation=0.95),
 }
 
@@ -41,7 +41,7 @@ def test_a_moment_of_it_is_not_enough_and_a_moment_without_it_is_not_the_end() -
 
 @pytest.mark.parametrize(
     "between",
-    [Signs(loss=0.01), Signs(rate=60.0, best=100.0), Signs(queue_s=0.04, least_rtt_s=0.03, utilisation=0.8)],
+    [Signs(loss=0.03), Signs(rate=30.0, best=100.0), Signs(queue_s=0.04, least_rtt_s=0.03, utilisation=0.8)],
 )
 def test_between_the_marks_it_stays_as_it_is(between: Signs) -> None:
     assert not after([(between, 60.0)]).congested
