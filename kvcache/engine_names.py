@@ -10,39 +10,19 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
 from kvcache.hashing import chain_root, more_hashes
 from kvcache.held import HeldSink
 from kvcache.kv_events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KvEvent, KvEventError
+from kvcache.side_groups import EngineBlock, SideGroups, Written
 
 MAX_BLOCKS = 1 << 20
 MAX_ORPHANS = 1024
 
 _FULL = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
-_WINDOWS = frozenset({"sliding_window", "sliding_window_mla"})
-
-
-@dataclass(eq=False, slots=True)
-class _Block:
-    """One engine block. ``places`` are the (group, medium) that hold it; none: it is gone, but ``children`` are not.
-
-    ``last`` names our last full block up to its end, None where there is none, and then a chain would begin with
-    ``root``; ``tail`` is the tokens since. ``ours`` are those of our blocks that end in it, ``later`` those that begin
-    in it and end in a block after it.
-    """
-
-    parent: BlockHash | None
-    size: int
-    root: bytes
-    last: bytes | None
-    tail: tuple[int, ...]
-    ours: tuple[bytes, ...]
-    places: set[tuple[int, str]] = field(default_factory=set)
-    later: set[bytes] = field(default_factory=set)
-    children: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -70,19 +50,10 @@ class _Kept(msgspec.Struct, array_like=True, frozen=True):
             list[tuple[int, str]],
         ]
     ]
-    groups: list[tuple[int, int, bool, list[tuple[BlockHash, list[str]]]]]
+    groups: Written
 
 
 _kept_decoder = msgspec.msgpack.Decoder(_Kept)
-
-
-@dataclass(eq=False, slots=True)
-class _Group:
-    """A group that is not of full attention: to resume, it needs ``window`` tokens back; 0: the last block alone."""
-
-    window: int
-    usable: bool
-    places: dict[BlockHash, set[str]] = field(default_factory=dict)
 
 
 class EngineNames:
@@ -114,7 +85,7 @@ class EngineNames:
                     self._forget()
                     touched.clear()
                     self._sink.cleared()
-        self._find_resumable(touched)
+        self._side.find(touched)
 
     def dump(self) -> bytes:
         """What is known, for ``load``; what waits for a parent is left out."""
@@ -122,11 +93,7 @@ class EngineNames:
             (name, b.parent, b.size, b.root, b.last, b.tail, b.ours, sorted(b.places))
             for name, b in self._blocks.items()
         ]
-        groups = [
-            (number, group.window, group.usable, [(name, sorted(media)) for name, media in group.places.items()])
-            for number, group in self._groups.items()
-        ]
-        return msgspec.msgpack.encode(_Kept(sorted(self._full), blocks, groups))
+        return msgspec.msgpack.encode(_Kept(sorted(self._full), blocks, self._side.dump()))
 
     def load(self, data: bytes) -> None:
         """Know what another one knew, and tell the sink, which must be empty. Raises KvEventError."""
@@ -135,22 +102,19 @@ class EngineNames:
             self._forget()
             self._full.update(kept.full)
             for name, parent, size, root, last, tail, ours, places in kept.blocks:
-                self._place(name, _Block(parent, size, root, last, tail, ours, set(places)))
-            for number, window, usable, names in kept.groups:
-                self._groups[number] = _Group(window, usable, {name: set(media) for name, media in names})
+                self._place(name, EngineBlock(parent, size, root, last, tail, ours, set(places)))
+            self._side.load(kept.groups)
         except (msgspec.MsgspecError, RecursionError, KeyError) as error:
             self._forget()
             raise KvEventError(f"names of an engine's blocks: {error!r}") from error
         self._judge(list(self._blocks))
-        self._find_resumable(list(self._blocks))
+        self._side.find(list(self._blocks))
 
     def _forget(self) -> None:
-        self._blocks: dict[BlockHash, _Block] = {}
+        self._blocks: dict[BlockHash, EngineBlock] = {}
         self._ours: dict[bytes, _Ours] = {}
         self._full: set[int] = set()
-        self._groups: dict[int, _Group] = {}
-        self._snapshots: set[bytes] = set()
-        self._needed_by: dict[tuple[int, BlockHash], set[bytes]] = {}
+        self._side = SideGroups(self._blocks, self._sink, self._max_blocks)
         self._orphans: OrderedDict[BlockHash, list[BlockStored]] = OrderedDict()
         self._orphan_events = 0
 
@@ -160,7 +124,7 @@ class EngineNames:
         group, kind = event.group_idx or 0, event.kv_cache_spec_kind
         if kind not in _FULL and (kind is not None or group):
             touched.update(dict.fromkeys(event.block_hashes))
-            self._stored_beside(event, group, kind)
+            self._side.stored(event, group, kind)
             return
         if group not in self._full:
             self._full.add(group)
@@ -202,11 +166,11 @@ class EngineNames:
             ours = tuple(more_hashes(last or root, ids, self._block_tokens))
             last, tail = (ours[-1] if ours else last), ids[len(ours) * self._block_tokens :]
             if name not in self._blocks:
-                self._place(name, _Block(parent, event.block_size, root, last, tail, ours))
+                self._place(name, EngineBlock(parent, event.block_size, root, last, tail, ours))
             parent = name
         return names
 
-    def _place(self, name: BlockHash, block: _Block) -> None:
+    def _place(self, name: BlockHash, block: EngineBlock) -> None:
         """Put a new block behind its parent, and say which engine blocks cover those of ours that end in it."""
         self._blocks[name] = block
         last, reach = None, 0
@@ -265,10 +229,8 @@ class EngineNames:
     # ---- removed
 
     def _removed(self, event: BlockRemoved) -> None:
-        group = self._groups.get(event.group_idx or 0)
-        if group is not None:
-            for name in event.block_hashes:
-                self._removed_beside(event.group_idx or 0, group, name, event.medium)
+        if (event.group_idx or 0) in self._side:
+            self._side.removed(event, event.group_idx or 0)
             return
         names = [name for name in event.block_hashes if name in self._blocks]
         for name in names:
@@ -317,58 +279,6 @@ class EngineNames:
         """Whether every group of full attention holds an engine block, on whatever medium."""
         places = self._blocks[name].places
         return bool(places) and (len(self._full) == 1 or self._full <= {group for group, _ in places})
-
-    # ---- groups beside those of full attention
-
-    def _stored_beside(self, event: BlockStored, number: int, kind: str | None) -> None:
-        """Of such a group only the names count: vLLM gives a block one name in all groups, whatever tokens it tells."""
-        group = self._groups.get(number)
-        if group is None:
-            window = (event.kv_cache_spec_sliding_window or 0) if kind in _WINDOWS else 0
-            group = self._groups[number] = _Group(window, usable=kind == "mamba" or window > 0)
-            self._withdraw(self._snapshots)
-        for name in event.block_hashes:
-            if name in group.places or len(group.places) < self._max_blocks:
-                group.places.setdefault(name, set()).add(event.medium or "")
-
-    def _removed_beside(self, number: int, group: _Group, name: BlockHash, medium: str | None) -> None:
-        held = group.places.get(name)
-        if held is None:
-            return
-        held.difference_update((medium, "") if medium is not None else tuple(held))
-        if not held:
-            del group.places[name]
-            self._withdraw(self._needed_by.pop((number, name), set()))
-
-    def _withdraw(self, snapshots: set[bytes]) -> None:
-        gone = sorted(snapshots & self._snapshots)
-        self._snapshots.difference_update(gone)
-        if gone:
-            self._sink.removed_snapshot(gone)
-
-    def _find_resumable(self, names: Iterable[BlockHash]) -> None:
-        """Tell the sink at which of these blocks' ends every group has what it needs."""
-        if not self._groups or not all(group.usable for group in self._groups.values()):
-            return
-        for name in names:
-            block = self._blocks.get(name)
-            if block is None or block.tail or block.last is None or block.last in self._snapshots:
-                continue
-            needs = [(number, at) for number, group in self._groups.items() for at in self._needs(group, name, block)]
-            if all(at in self._groups[number].places for number, at in needs):
-                self._snapshots.add(block.last)
-                for need in needs:
-                    self._needed_by.setdefault(need, set()).add(block.last)
-                self._sink.snapshot(block.last)
-
-    def _needs(self, group: _Group, name: BlockHash, block: _Block) -> list[BlockHash]:
-        """The blocks that a group must hold for a prompt to be resumed at the end of ``name``."""
-        needs, left, at = [name], group.window - 1 - block.size, block.parent
-        while left > 0 and at is not None:
-            needs.append(at)
-            earlier = self._blocks[at]
-            at, left = earlier.parent, left - earlier.size
-        return needs
 
 
 def _says_of(event: BlockRemoved, group: int, medium: str) -> bool:
