@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
-from gateway.kv_index import Held
+from gateway.kv_lookup import Held
 from gateway.registry import Cluster, ClusterState, Registry
 from gateway.sessions import NodeSession
 from kvcache.wire import Role

@@ -18,7 +18,7 @@ from gateway.building import Prompted
 from gateway.errors import ApiError, bad_field
 from gateway.exchange import JSON, SSE, Exchange, read_body
 from gateway.keys import Principal, Role
-from gateway.kv_index import BLOCK_TOKENS
+from gateway.kv_lookup import BLOCK_TOKENS
 from gateway.life import RequestLife, Services
 from gateway.openai.requests import GenerationRequest, parse_chat, parse_completion
 from gateway.openai.responses import Answer

@@ -11,12 +11,11 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
 
-import msgspec
 import xxhash
 
+from gateway.kv_lookup import BLOCK_TOKENS, Held
+from gateway.kv_source import EngineSnapshot, Figures, Snapshot, Source, WorkerSink
 from gateway.sessions import NodeLost, NodeSession
 from kvcache.control import KvEvents, ReplayKvEvents
 from kvcache.engine_names import EngineNames
@@ -29,89 +28,10 @@ from scheduler.prefix_index import PrefixIndex
 
 log = logging.getLogger(__name__)
 
-BLOCK_TOKENS = 64
-"""Of our own nodes; engines may have blocks of any size."""
 KEEP_LOST_S = 60.0
 MAX_SEQ = 1 << 62
 RECENT_BATCHES = 4096
 _RANK = "#"
-
-
-class Held(msgspec.Struct, frozen=True, gc=False):
-    """Of a prompt, in tokens: full-attention blocks of the first ``held`` are on a node, and prefill can resume there
-    after ``resumable``. Not ``exact`` is what was sent there before, for want of events. ``dp_rank`` is where it lies.
-    """
-
-    held: int
-    resumable: int
-    exact: bool = True
-    dp_rank: int | None = None
-
-
-class PrefixLookup(Protocol):
-    """What routing asks of whoever owns the index, in this process or another."""
-
-    def matches(self, names: Sequence[bytes], now: float) -> Mapping[str, Held]:
-        """What each node holds of a prompt whose full blocks have these names; only nodes that hold something."""
-
-    def sent(self, node_id: str, names: Sequence[bytes], now: float) -> None:
-        """A prompt went to a node: all that is known of one that sends no events."""
-
-    def distrust(self) -> None:
-        """An engine counts other tokens for the same prompt: names computed here mean nothing to it."""
-
-
-@dataclass(slots=True)
-class Figures:
-    """Counters since the start. ``lag_s`` is how old the newest batch was when it was applied."""
-
-    batches: int = 0
-    events: int = 0
-    gaps: int = 0
-    replays: int = 0
-    rebuilds: int = 0
-    errors: int = 0
-    lookups: int = 0
-    hits: int = 0
-    asked_tokens: int = 0
-    matched_tokens: int = 0
-    lag_s: float = 0.0
-
-
-@dataclass(eq=False, slots=True)
-class Source:
-    """One numbered stream of events. ``worker`` is its name in the index; ``asked``: a replay is under way.
-
-    ``session`` is the control stream that it comes by, None for one of an engine and for a node that is away.
-
-    ``recent`` are digests of an engine's last batches by number: the same number with other bytes is another start.
-    """
-
-    worker: str
-    incarnation: str
-    names: OwnNames | EngineNames
-    sequence: EventSequence[EventBatch] = field(default_factory=EventSequence)
-    session: NodeSession | None = None
-    asked: bool = False
-    lost_at: float | None = None
-    recent: OrderedDict[int, int] = field(default_factory=OrderedDict)
-
-
-class EngineSnapshot(msgspec.Struct, frozen=True):
-    """What was known of one publisher's blocks up to batch ``applied``, which had this digest."""
-
-    worker: str
-    applied: int
-    digest: int
-    names: bytes
-
-
-class Snapshot(msgspec.Struct, frozen=True):
-    """The index as bytes, of which incarnation of each node it speaks, and the names of engines by publisher."""
-
-    incarnations: dict[str, str]
-    index: bytes
-    engines: dict[str, EngineSnapshot]
 
 
 class KvIndex:
@@ -198,14 +118,14 @@ class KvIndex:
             if incarnation is None or worker not in sequences:
                 self.index.forget(worker)
                 continue
-            names = OwnNames(BLOCK_TOKENS, _Sink(self.index, worker))
+            names = OwnNames(BLOCK_TOKENS, WorkerSink(self.index, worker))
             sequence = EventSequence[EventBatch](sequences[worker])
             self._nodes[worker] = Source(worker, incarnation, names, sequence, lost_at=now)
         for publisher, kept in snapshot.engines.items():
             self._restore_engine(publisher, kept)
 
     def _restore_engine(self, publisher: str, kept: EngineSnapshot) -> None:
-        names = EngineNames(BLOCK_TOKENS, self._fingerprint, _Sink(self.index, kept.worker))
+        names = EngineNames(BLOCK_TOKENS, self._fingerprint, WorkerSink(self.index, kept.worker))
         self.index.cleared(kept.worker)
         try:
             names.load(kept.names)
@@ -229,7 +149,7 @@ class KvIndex:
             return
         if source is None:
             worker = session.node_id
-            names = OwnNames(BLOCK_TOKENS, _Sink(self.index, worker))
+            names = OwnNames(BLOCK_TOKENS, WorkerSink(self.index, worker))
             source = self._nodes[worker] = Source(worker, session.incarnation, names)
             self.index.cleared(worker)
         source.session, source.lost_at = session, None
@@ -284,7 +204,7 @@ class KvIndex:
         """The source of one publisher of a node's engine; its rank in the node shows with its first batch."""
         source = self._engines.get(publisher)
         if source is None:
-            names = EngineNames(BLOCK_TOKENS, self._fingerprint, _Sink(self.index, node_id))
+            names = EngineNames(BLOCK_TOKENS, self._fingerprint, WorkerSink(self.index, node_id))
             source = self._engines[publisher] = Source(node_id, "", names)
             self.index.cleared(node_id)
         return source
@@ -347,33 +267,10 @@ class KvIndex:
     def _move_to_rank(self, source: Source, rank: int) -> None:
         """A cache lies on one rank of its node, which has a name of its own in the index."""
         source.worker = f"{source.worker}{_RANK}{rank}"
-        source.names = EngineNames(BLOCK_TOKENS, self._fingerprint, _Sink(self.index, source.worker))
+        source.names = EngineNames(BLOCK_TOKENS, self._fingerprint, WorkerSink(self.index, source.worker))
 
     def _rebuild(self, source: Source) -> None:
         self.figures.rebuilds += 1
         log.warning("kv events lost worker=%s after=%d", source.worker, source.sequence.applied)
         source.names.apply([AllBlocksCleared()])
         self._apply(source, source.sequence.give_up())
-
-
-class _Sink:
-    """What one source holds, as the index knows it."""
-
-    def __init__(self, index: PrefixIndex, worker: str) -> None:
-        self._index = index
-        self._worker = worker
-
-    def stored(self, hashes: Sequence[bytes], parent: bytes | None) -> None:
-        self._index.stored(self._worker, hashes, parent)
-
-    def removed(self, hashes: Sequence[bytes]) -> None:
-        self._index.removed(self._worker, hashes)
-
-    def snapshot(self, hash: bytes) -> None:
-        self._index.snapshot(self._worker, hash)
-
-    def removed_snapshot(self, hashes: Sequence[bytes]) -> None:
-        self._index.removed_snapshot(self._worker, hashes)
-
-    def cleared(self) -> None:
-        self._index.cleared(self._worker)

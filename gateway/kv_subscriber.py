@@ -9,7 +9,8 @@ import zmq
 import zmq.asyncio
 
 from gateway.config import EngineEvents
-from gateway.kv_index import MAX_SEQ, KvIndex, Source
+from gateway.kv_index import MAX_SEQ, KvIndex
+from gateway.kv_source import Source
 from kvcache.kv_events import MAX_PAYLOAD_BYTES
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 
 from gateway.config import EngineEvents
-from gateway.kv_index import KvIndex, Snapshot
+from gateway.kv_index import KvIndex
+from gateway.kv_source import Snapshot
 from gateway.kv_subscriber import EngineSubscriber
 from scheduler.index_snapshot import SnapshotError
 

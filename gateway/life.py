@@ -19,7 +19,7 @@ from gateway.config import FallbackPolicy, GatewayConfig
 from gateway.decisions import Decisions
 from gateway.errors import ApiError
 from gateway.gather import gather
-from gateway.kv_index import PrefixLookup
+from gateway.kv_lookup import PrefixLookup
 from gateway.metrics import Metrics
 from gateway.model import ServedModel
 from gateway.registry import Registry

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.kv_index import BLOCK_TOKENS, KEEP_LOST_S, Held, KvIndex
+from gateway.kv_index import KEEP_LOST_S, KvIndex
+from gateway.kv_lookup import BLOCK_TOKENS, Held
 from gateway.sessions import NodeSession
 from kvcache.control import Join, KvEvents, ModelInfo, ReplayKvEvents, ToNode, decode_to_node
 from kvcache.hashing import block_hashes

@@ -13,7 +13,9 @@ import zmq.asyncio
 from deploy.stack import free_port
 from gateway import kv_subscriber
 from gateway.config import ConfigError, EngineEvents
-from gateway.kv_index import Held, KvIndex, Snapshot
+from gateway.kv_index import KvIndex
+from gateway.kv_lookup import Held
+from gateway.kv_source import Snapshot
 from gateway.kv_subscriber import EngineSubscriber
 from tests.gateway.test_kv_index import FULL, engine_batch, held, tokens
 

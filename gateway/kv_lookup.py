@@ -1,0 +1,35 @@
+"""What routing asks of whoever owns the prefix index: this process, or another one that serves several."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+BLOCK_TOKENS = 64
+"""Of our own nodes, and so of the names in the index; engines may have blocks of any size."""
+
+
+class Held(msgspec.Struct, frozen=True, gc=False):
+    """Of a prompt, in tokens: full-attention blocks of the first ``held`` are on a node, and prefill can resume there
+    after ``resumable``. Not ``exact`` is what was sent there before, for want of events. ``dp_rank`` is where it lies.
+    """
+
+    held: int
+    resumable: int
+    exact: bool = True
+    dp_rank: int | None = None
+
+
+class PrefixLookup(Protocol):
+    """What routing asks of whoever owns the index, in this process or another."""
+
+    def matches(self, names: Sequence[bytes], now: float) -> Mapping[str, Held]:
+        """What each node holds of a prompt whose full blocks have these names; only nodes that hold something."""
+
+    def sent(self, node_id: str, names: Sequence[bytes], now: float) -> None:
+        """A prompt went to a node: all that is known of one that sends no events."""
+
+    def distrust(self) -> None:
+        """An engine counts other tokens for the same prompt: names computed here mean nothing to it."""
