@@ -15,7 +15,7 @@ from math import ceil
 import msgspec
 
 from scheduler.controller.actions import Action, Convert, SetThreshold
-from scheduler.controller.assessment import Assessment, assess, capacities, gain, ratio
+from scheduler.controller.assessment import Assessment, assess, capacities, gain, ratio, split_of
 from scheduler.controller.capacity import Capacities, Split
 from scheduler.controller.forecast import DailyPattern, Expected, SlotRecord
 from scheduler.controller.observation import LocalNode, Observation, Stage
@@ -86,7 +86,8 @@ class Controller:
         self.assessment = assess(seen, outlook, fleet, self.settings, now)
         self._end(now)
         self._propose(seen, outlook, fleet, now)
-        return (*self._threshold(now), *self._convert(seen, fleet, outlook, now))
+        converts = self._convert(seen, fleet, outlook, now)
+        return (*self._threshold(seen, fleet, converts, now), *converts)
 
     def approve(self, number: int, by: str, now: float) -> Proposal:
         """A person approves an open proposal: the next steps carry it out. Raises NoSuchProposal."""
@@ -216,20 +217,32 @@ class Controller:
 
     # ---- actions
 
-    def _threshold(self, now: float) -> tuple[SetThreshold, ...]:
-        """Follow the best threshold for the nodes that serve, in steps that are worth a message."""
-        current, look = self.proposals.current, self._look
+    def _threshold(
+        self, seen: Observation, fleet: Capacities, converts: tuple[Convert, ...], now: float
+    ) -> tuple[SetThreshold, ...]:
+        """Follow the best threshold for the nodes that serve once these leave, in steps that are worth a message."""
+        current = self.proposals.current
         approved = current is not None and current.verdict is Verdict.APPROVED
         if self.settings.mode is not Mode.AUTO and not approved:
             return ()
-        if abs(look.threshold_best - look.threshold_in_force) <= self.settings.threshold_step * look.threshold_best:
+        leaving = {order.node_id for order in converts}
+        serving = split_of(
+            seen,
+            [
+                node
+                for node in seen.nodes
+                if node.stage is Stage.PREFILL and node.becoming is None and node.node_id not in leaving
+            ],
+        )
+        best = fleet.prefill(serving)[1]
+        if abs(best - seen.threshold) <= self.settings.threshold_step * best:
             return ()
         reason = (
-            f"{_words(look.kinds, look.prefill_serving, look.counts)}: prefill at home and in the clusters are full "
-            f"together at {look.threshold_best:.0f} uncached tokens"
+            f"with {sum(serving)} local prefill nodes serving, prefill at home and in the clusters are full together "
+            f"at {best:.0f} uncached tokens"
         )
         self._say(now, "threshold", reason)
-        return (SetThreshold(look.threshold_best, reason),)
+        return (SetThreshold(best, reason),)
 
     def _convert(self, seen: Observation, fleet: Capacities, outlook: Outlook, now: float) -> tuple[Convert, ...]:
         """The next node of a plan under way, if it is time."""

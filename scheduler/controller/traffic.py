@@ -100,8 +100,9 @@ class _Outputs:
         tokens = sum(tokens for tokens, _ in self._groups.values())
         ends = sum(ends for _, ends in self._groups.values())
         spread = sureness * sqrt(DISPERSION * ends)
-        low = tokens / (ends + spread + max(sureness**2, 1.0))
-        high = tokens / (ends - spread) if ends > spread else inf
+        # an answer has a token at least, though nothing was spoken since a change that was just seen
+        low = max(1.0, tokens / (ends + spread + max(sureness**2, 1.0)))
+        high = max(1.0, tokens / (ends - spread)) if ends > spread else inf
         if ends >= LEAST_ENDS:
             self._believed = tokens / ends
         elif self._believed is not None:
