@@ -9,7 +9,14 @@ from typing import Any
 
 import httpx
 import pytest
+import zmq
 
+from deploy.stack import free_port
+from kvcache.engine_names import EngineNames
+from kvcache.fingerprint import Fingerprint
+from kvcache.held import OwnNames
+from kvcache.kv_events import EventBatch, decode_batch
+from tests.kvcache.held import HeldSets
 from tests.models import tiny_model
 from tests.stacks import RunningStack, eventually, node, running_stack, send_signal, some_ids
 
@@ -19,13 +26,15 @@ EAST, DECODE = "east-prefill", "local-decode"
 BLOCK = 64
 PROMPT = some_ids(10 * BLOCK + 20, seed=3)
 IN_BLOCKS = 10 * BLOCK
+REPLAY = f"tcp://127.0.0.1:{free_port()}"
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
     path = tmp_path_factory.mktemp("prefixes")
     model = tiny_model("llama", path / "model")
-    nodes = (node(EAST, "east", "prefill"), node(DECODE, "local", "decode"))
+    events = ("--kv-events-endpoint", f"tcp://127.0.0.1:{free_port()}", "--kv-events-replay-endpoint", REPLAY)
+    nodes = (node(EAST, "east", "prefill"), node(DECODE, "local", "decode", *events))
     options = {"pool_mib": 4, "gateway_options": ("--state", str(path / "state.db"))}
     with running_stack(model, path / "logs", nodes=nodes, **options) as one:
         yield one
@@ -67,6 +76,28 @@ def test_after_a_remote_prefill_both_nodes_are_known_to_hold_the_prompt(stack: R
     second = ask(stack)
     assert thought_to_hold(stack, second) == {EAST: (IN_BLOCKS, IN_BLOCKS), DECODE: (IN_BLOCKS, IN_BLOCKS)}
     assert second.json()["choices"][0]["token_ids"] == first.json()["choices"][0]["token_ids"]
+
+
+def test_a_stranger_that_reads_zmq_has_the_same_names_from_the_token_ids(stack: RunningStack) -> None:
+    parts = stack.http.get("/v1/models").json()["data"][0]["fingerprint"]
+    theirs, ours = HeldSets(), HeldSets()
+    stranger = EngineNames(BLOCK, Fingerprint.from_parts(parts).digest(), theirs)
+    for batch in replayed(REPLAY):
+        stranger.apply(batch.events)
+        OwnNames(BLOCK, ours).apply(batch.events)
+    assert len(theirs.blocks) >= IN_BLOCKS // BLOCK
+    assert theirs.blocks == ours.blocks
+
+
+def replayed(endpoint: str) -> Iterator[EventBatch]:
+    """All that a publisher kept."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.setsockopt(zmq.RCVTIMEO, 5000)
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.connect(endpoint)
+        dealer.send_multipart((b"", bytes(8)))
+        while (frames := dealer.recv_multipart())[-2] != b"\xff" * 8:
+            yield decode_batch(frames[-1])
 
 
 def test_a_restarted_gateway_knows_what_it_knew_without_being_told_again(stack: RunningStack) -> None:
