@@ -27,6 +27,7 @@ def test_a_batch_after_a_gap_waits_until_the_gap_is_filled() -> None:
 def test_a_batch_that_was_applied_is_dropped() -> None:
     sequence = EventSequence[str](applied=4)
     assert sequence.offer(4, "4", live=False) == []
+    assert sequence.missing is None
     assert sequence.offer(5, "5") == ["5"]
     assert sequence.offer(5, "again", live=False) == []
     assert sequence.applied == 5
