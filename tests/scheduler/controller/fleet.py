@@ -77,6 +77,9 @@ class Fleet:
     def run(self, until: float) -> None:
         self._at(0.0, self._arrive)
         self._at(STEP_S, self._step)
+        self.go_on(until)
+
+    def go_on(self, until: float) -> None:
         while self._heap and self._heap[0][0] <= until:
             now, _, event = heapq.heappop(self._heap)
             event(now)
