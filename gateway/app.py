@@ -36,6 +36,7 @@ from gateway.verification import Verification
 from kvcache.wire import Role
 from scheduler.budget import FallbackBudget
 from scheduler.policy import RoutingPolicy
+from scheduler.values import PolicyValues
 
 STREAM_PATH = "/v1/nodes/stream"
 
@@ -59,7 +60,7 @@ class Gateway:
             config,
             model,
             self.registry,
-            RoutingPolicy(),
+            RoutingPolicy(PolicyValues(remote_codec=config.remote_codec)),
             FallbackBudget(),
             builder,
             self.decisions,

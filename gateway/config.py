@@ -59,6 +59,7 @@ class GatewayConfig:
     local_cluster: str = "local"
     threshold_tokens: int = 1024
     fallback: FallbackPolicy = FallbackPolicy.LOCAL
+    remote_codec: str = "lossless"
     state_file: Path | None = None
     kv_events: tuple[EngineEvents, ...] = ()
     rebalance: Mode = Mode.OBSERVE

@@ -9,6 +9,7 @@ import click
 
 from gateway.config import ConfigError, EngineEvents, FallbackPolicy, GatewayConfig
 from kvcache.layout import DType
+from kvcache.quality import Quality
 from scheduler.controller.settings import Mode
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -34,6 +35,13 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     default="local",
     show_default=True,
     help="When the first way fails: prefill at home, or answer 503.",
+)
+@click.option(
+    "--remote-codec",
+    type=click.Choice(Quality.EXACT.codecs),
+    default="lossless",
+    show_default=True,
+    help="Of KV from other clusters, until another one is measured to be quicker.",
 )
 @click.option(
     "--state", type=_FILE, help="SQLite file for keys, clusters and decisions; without it they live in memory."
@@ -74,6 +82,7 @@ def gateway(
     port: int,
     local_cluster: str,
     threshold: int,
+    remote_codec: str,
     fallback: str,
     state: Path | None,
     kv_events: tuple[str, ...],
@@ -100,6 +109,7 @@ def gateway(
             port=port,
             local_cluster=local_cluster,
             threshold_tokens=threshold,
+            remote_codec=remote_codec,
             fallback=FallbackPolicy(fallback),
             state_file=state,
             kv_events=tuple(EngineEvents.parse(text) for text in kv_events),
