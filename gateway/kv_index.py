@@ -145,7 +145,8 @@ class KvIndex:
             self._forget_node(session.node_id)
             source = None
         if not session.join.kv_events:
-            self.index.forget(session.node_id)
+            if not any(one.worker.partition(_RANK)[0] == session.node_id for one in self._engines.values()):
+                self.index.forget(session.node_id)
             return
         if source is None:
             worker = session.node_id

@@ -198,6 +198,13 @@ def test_an_engines_ranks_are_caches_of_their_own_and_the_best_is_named() -> Non
     assert held(index) == Held(64, 64)
 
 
+async def test_a_node_that_joins_without_events_keeps_what_its_engine_says() -> None:
+    index = KvIndex(FULL, "f")
+    index.engine_said(index.engine("tcp://h:1", "n"), 0, engine_batch(2, 0), live=True)
+    index.joined(session(kv_events=False))
+    assert held(index) == tokens(2)
+
+
 def engine_batch(blocks: int, name: int) -> bytes:
     ids = tuple(IDS[: blocks * 64])
     return encode_batch(
