@@ -66,10 +66,10 @@ class OwnNodes:
             raise ConversionFailed("refused", f"{node.node_id} says that it plays {said.role.name.lower()}")
 
     def answered(self, node: NodeSession, message: RoleChanged) -> None:
-        """A node's answer; what it plays now counts whoever waits for it."""
-        node.plays(message.role, message.epoch)
+        """A node's answer, and with it the role that it plays; what nobody waits for, or no more, changes nothing."""
         waiting = self._waiting.get((node.node_id, message.epoch))
         if waiting is not None and not waiting.done():
+            node.plays(message.role, message.epoch)
             waiting.set_result(message)
 
 
