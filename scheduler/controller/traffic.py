@@ -156,7 +156,7 @@ class Traffic:
         mean, low, high, ends = outputs
         seconds = self._recent[-1][1] - self._recent[0][0] if self._recent else 0.0
         return Outlook(
-            lengths=_binned(lengths),
+            lengths=binned(lengths),
             input_error=float(np.std(lengths) / np.mean(lengths)) / sqrt(len(lengths)),
             output_tokens=mean * per_request,
             output_low=low * per_request,
@@ -181,7 +181,7 @@ def _moments(values: FloatArray) -> tuple[float, float, float]:
     return float(len(values)), float(np.sum(values)), float(np.sum(values * values))
 
 
-def _binned(lengths: FloatArray) -> ObservedLengths:
+def binned(lengths: FloatArray) -> ObservedLengths:
     """The lengths in the bins of a ``LengthHistogram``, each counted once."""
     bins = np.ceil(np.log2(lengths) * BINS_PER_OCTAVE).astype(np.int64)
     filled, where = np.unique(bins, return_inverse=True)
