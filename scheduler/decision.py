@@ -19,6 +19,7 @@ class Reason(StrEnum):
     NOTHING_TO_PREFILL = "nothing_to_prefill"
     REMOTE_SLOWER = "remote_slower"
     REMOTE_DEARER = "remote_dearer"
+    HOME_BUSY = "home_busy"
     LINK_CONGESTED = "link_congested"
     NO_REMOTE = "no_remote_cluster"
     NO_LOCAL_PREFILL = "no_local_prefill_node"
@@ -73,8 +74,8 @@ class Option(msgspec.Struct, frozen=True, gc=False):
     Prefill computes ``compute_increment`` tokens, [``cached_tokens``, N-1); tokens [``start``, N-1) are sent.
     ``codec`` is the chosen one of ``codecs`` and ``quality`` its; ``wire_bytes`` are what it is expected to send, the
     raw bytes where that was never measured, and ``codec_s`` the least seconds that it needs for the transfer.
-    ``cost_s`` adds to the predicted TTFT what the option adds to others' waiting, its price, and what a session's own
-    node is worth. ``barred`` says why it is not ``allowed``.
+    ``cost_s`` adds to the predicted TTFT what the option adds to others' waiting, its price, what a session's own node
+    is worth, and where the threshold bends, what that makes of it. ``barred`` says why it is not ``allowed``.
     """
 
     cluster: str | None

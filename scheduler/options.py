@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scheduler.codec_choice import choose_codec
-from scheduler.cost import price, waiting_s
+from scheduler.cost import price, threshold_s, waiting_s
 from scheduler.decision import Bar, Move, Option
 from scheduler.facts import ClusterFacts, DecodeNodeFacts, Facts, PrefillNodeFacts
 from scheduler.moves import Source
@@ -13,7 +13,10 @@ from scheduler.values import PolicyValues
 
 
 class Options:
-    """Builds the options of one request, all of which decode on the same node."""
+    """Builds the options of one request, all of which decode on the same node.
+
+    ``queued``: on some node that it would be prefilled on others wait or run, so that the threshold may bend.
+    """
 
     __slots__ = (
         "_decoders",
@@ -22,7 +25,9 @@ class Options:
         "_last_tokens",
         "_nbytes",
         "_start",
+        "_threshold_tokens",
         "decode",
+        "queued",
         "request",
         "stop",
         "values",
@@ -32,6 +37,8 @@ class Options:
         request = facts.request
         self.request, self.values, self.decode = request, values, decode
         self._hour = facts.hour
+        self._threshold_tokens = facts.threshold_tokens if values.threshold_s > 0 else 0
+        self.queued = False
         self._decoders = {codec.name: codec.decode_bytes_per_s for codec in decode.codecs}
         self.stop = stop = max(0, request.prompt_tokens - 1)
         self._start = start = _sent_from(decode.held_tokens, stop, request.chunk_tokens)
@@ -52,6 +59,9 @@ class Options:
         if predicted is not None:
             waiting = waiting_s(self.values.waiting_weight_per_s, float(decode.running), predicted)
             cost = predicted + waiting
+            if self.queued and self._threshold_tokens and decode.prefill is not None:
+                at_s = decode.prefill.seconds(0, self._threshold_tokens)
+                cost += threshold_s(self.values.threshold_s, predicted, at_s, at_s)
         return Option(
             cluster=None,
             prefill_node=None,
@@ -100,6 +110,8 @@ class Options:
             if source is not None and move is not None:
                 money += price(source.cluster.prices, self._hour, 0.0, move.nbytes)
             cost = predicted + waiting + money * values.seconds_per_unit
+            if self.queued and self._threshold_tokens:
+                cost += self._bent(cluster, node, paced.compute_s)
             if node.node_id in request.session_nodes:
                 cost -= values.session_s
         barred = None
@@ -137,6 +149,17 @@ class Options:
             node.dp_rank,
             self.decode.dp_rank,
         )
+
+    def _bent(self, cluster: ClusterFacts, node: PrefillNodeFacts, service_s: float) -> float:
+        """What the threshold makes of prefilling here; nothing where there is nothing to prefill."""
+        curve = node.prefill
+        if curve is None:
+            return 0.0
+        quickest = at_s = curve.seconds(0, self._threshold_tokens)
+        for other in cluster.nodes:
+            if other.prefill is not curve and other.prefill is not None:
+                quickest = min(quickest, other.prefill.seconds(0, self._threshold_tokens))
+        return threshold_s(self.values.threshold_s, service_s, at_s, quickest)
 
     def _move(self, source: Source, node: PrefillNodeFacts) -> Move:
         stop = min(source.node.cached_tokens, self.stop)

@@ -2,7 +2,8 @@
 
 Prefill covers N - 1 tokens: the decode engine runs the last prompt token itself. The threshold tests the local compute
 increment, N - 1 - the prefix cached here; where bandwidth is abundant, that cached anywhere it can be moved from. A
-prompt at or below it stays. Of the ways that a longer one may take, the one of least cost is taken (``Option.cost_s``).
+prompt at or below it stays, or where the threshold bends, stays unless there is a queue and another way costs less. Of
+the ways that a longer one may take, the one of least cost is taken (``Option.cost_s``).
 
 Three bounds, in this order: where a prompt may be at all (``permits``), which nothing overrides; what a client with a
 permission asks for; and that a remote way is neither predicted slower than the local one nor congested. What was never
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scheduler.decision import Bar, Decision, Option, Reason, Refusal
-from scheduler.facts import ClusterFacts, Facts, LinkFacts, RouteHint
+from scheduler.facts import ClusterFacts, Facts, LinkFacts, PrefillNodeFacts, RouteHint
 from scheduler.moves import Source, abundant, longest
 from scheduler.options import Options
 from scheduler.permits import carries, decodes_here, may_hold
@@ -42,7 +43,7 @@ class RoutingPolicy:
 class _Case:
     """One request that can be decoded here, and its options."""
 
-    __slots__ = ("decode", "facts", "local", "local_alive", "options", "others", "request", "stop", "values")
+    __slots__ = ("decode", "facts", "local", "local_alive", "options", "others", "picked", "request", "stop", "values")
 
     def __init__(self, facts: Facts, values: PolicyValues, options: Options) -> None:
         self.facts = facts
@@ -59,6 +60,12 @@ class _Case:
             elif carries(cluster) and may_hold(self.request, cluster):
                 self.others.append(cluster)
         self.local_alive = self.local is not None and self.local.reachable and bool(self.local.nodes)
+        self.picked: dict[str, PrefillNodeFacts | None] = {}
+        for cluster in (*self.others, self.local) if self.local is not None and self.local_alive else self.others:
+            node = prefill_node(cluster.nodes, self.request, self.stop, values.session_s)
+            self.picked[cluster.name] = node
+            if node is not None and node.queued_tokens > 0:
+                options.queued = True
 
     @classmethod
     def of(cls, facts: Facts, values: PolicyValues) -> _Case | Decision:
@@ -106,10 +113,11 @@ class _Case:
                 home_s = predicted
         remotes = self._remotes(True, home_s)
         options = (*here, *remotes)
-        if self._increment() <= self.facts.threshold_tokens:
-            return self._locally(local, Reason.BELOW_THRESHOLD, options)
+        below = self._increment() <= self.facts.threshold_tokens
         allowed = [o for o in remotes if o.allowed]
         best = _least(allowed)
+        if below and not (best is not None and local is not None and self._bends(local, best)):
+            return self._locally(local, Reason.BELOW_THRESHOLD, options)
         if best is None:
             return self._locally(local, _why_home(remotes), options)
         mine = None if local is None else local.cost_s
@@ -117,7 +125,14 @@ class _Case:
             return self._locally(local, Reason.REMOTE_DEARER, options)
         if self.values.observe:
             return self._locally(local, Reason.OBSERVED, options, would=best)
-        return Decision(best, Reason.ABOVE_THRESHOLD, options, self.facts)
+        return Decision(best, Reason.HOME_BUSY if below else Reason.ABOVE_THRESHOLD, options, self.facts)
+
+    def _bends(self, local: Option, best: Option) -> bool:
+        """Whether a prompt that should stay goes all the same: somebody waits at home, and away costs less."""
+        node = None if local.prefill_node is None or self.local is None else self.picked[self.local.name]
+        if self.values.threshold_s <= 0 or node is None or node.queued_tokens <= 0:
+            return False
+        return local.cost_s is not None and best.cost_s is not None and best.cost_s < local.cost_s
 
     def _locally(
         self, local: Option | None, reason: Reason, options: tuple[Option, ...], would: Option | None = None
@@ -149,7 +164,7 @@ class _Case:
         if self.local is None or not self.local_alive:
             return [self.options.in_place()]
         found = []
-        node = prefill_node(self.local.nodes, self.request, self.stop, self.values.session_s)
+        node = self.picked[self.local.name]
         if node is not None:
             found.append(self.options.through(self.local, node))
             source = self._source_elsewhere()
@@ -162,7 +177,7 @@ class _Case:
     def _remotes(self, bounded: bool, home_s: float | None) -> list[Option]:
         found = []
         for cluster in self.others:
-            node = prefill_node(cluster.nodes, self.request, self.stop, self.values.session_s)
+            node = self.picked[cluster.name]
             if node is None:
                 continue
             found.append(self.options.through(cluster, node, None, bounded, home_s))

@@ -13,6 +13,7 @@ class PolicyValues(msgspec.Struct, frozen=True):
     ``local_codec`` and ``remote_codec`` are those of transfers at home and from afar while nothing better was measured.
     ``observe``: decide, but prefill at home unless a client's hint says otherwise.
     ``slack_s``: how much slower than the local way a remote one may be predicted; 0 unless somebody wants to see it.
+    ``threshold_s`` lets the threshold bend with the queues (``scheduler.cost.threshold_s``); 0 makes it a rule.
     ``waiting_weight_per_s`` weighs the waiting of others; ``seconds_per_unit`` is how many seconds of TTFT one unit of
     currency is worth.
     ``session_s``: a node that served the session before counts as that much quicker.
@@ -25,6 +26,7 @@ class PolicyValues(msgspec.Struct, frozen=True):
     remote_codec: str = "lossless"
     observe: bool = False
     slack_s: float = 0.0
+    threshold_s: float = 30.0
     waiting_weight_per_s: float = 0.3
     seconds_per_unit: float = 0.0
     session_s: float = 0.02

@@ -509,3 +509,56 @@ def test_equal_nodes_are_told_apart_by_their_names_whatever_their_order() -> Non
         chosen = decide(facts(remote=turned)).chosen
         assert chosen is not None
         assert chosen.prefill_node == "a"
+
+
+def queue(seconds: float) -> PrefillNodeFacts:
+    return replace(node("p-local", ratio=1.0), queued_tokens=1 if seconds else 0, queued_s=seconds)
+
+
+def at_home_with(seconds: float, prompt_tokens: int, elsewhere_s: float = 0.0) -> Facts:
+    """Home takes 10 ms a token, the east a fixed 2 s and 4 ms: both have the same idle prompts at 333 tokens."""
+    quick = replace(
+        node("p-east", ratio=1.0),
+        prefill=PrefillCurve(2.0, 0.004),
+        queued_tokens=1 if elsewhere_s else 0,
+        queued_s=elsewhere_s,
+    )
+    home = replace(queue(seconds), prefill=PrefillCurve(0.0, 0.01))
+    link = LinkFacts(bytes_per_s=1e12, rtt_s=0.0)
+    base = facts()
+    return replace(
+        base,
+        request=replace(base.request, prompt_tokens=prompt_tokens + 1),
+        clusters=(replace(base.clusters[0], nodes=(home,)), cluster("east", quick, link=link)),
+        threshold_tokens=1000,
+    )
+
+
+@pytest.mark.parametrize(("tokens", "reason"), [(999, Reason.BELOW_THRESHOLD), (1002, Reason.ABOVE_THRESHOLD)])
+def test_where_nobody_waits_the_threshold_is_a_rule(tokens: int, reason: Reason) -> None:
+    assert RoutingPolicy().decide(at_home_with(0.0, tokens)).reason is reason
+
+
+@pytest.mark.parametrize(
+    ("tokens", "wait_s", "reason"),
+    [
+        (990, 1.0, Reason.HOME_BUSY),
+        (700, 1.0, Reason.BELOW_THRESHOLD),
+        (700, 10.0, Reason.HOME_BUSY),
+        (100, 10.0, Reason.BELOW_THRESHOLD),
+    ],
+)
+def test_a_queue_at_home_bends_the_threshold_the_farther_the_longer_it_is(
+    tokens: int, wait_s: float, reason: Reason
+) -> None:
+    assert RoutingPolicy().decide(at_home_with(wait_s, tokens)).reason is reason
+
+
+def test_a_queue_elsewhere_bends_it_the_other_way() -> None:
+    assert RoutingPolicy().decide(at_home_with(0.0, 1010, elsewhere_s=1.0)).reason is Reason.REMOTE_DEARER
+    assert RoutingPolicy().decide(at_home_with(0.0, 3000, elsewhere_s=1.0)).reason is Reason.ABOVE_THRESHOLD
+
+
+def test_a_threshold_that_may_not_bend_is_a_rule_whatever_the_queues() -> None:
+    rigid = RoutingPolicy(PolicyValues(threshold_s=0.0))
+    assert rigid.decide(at_home_with(100.0, 999)).reason is Reason.BELOW_THRESHOLD

@@ -19,6 +19,7 @@ from tests.scheduler.drawn import any_facts, unhinted_facts
 values = st.builds(
     PolicyValues,
     observe=st.booleans(),
+    threshold_s=st.sampled_from([0.0, 30.0]),
     waiting_weight_per_s=st.sampled_from([0.0, 0.3]),
     seconds_per_unit=st.sampled_from([0.0, 1.0]),
     session_s=st.sampled_from([0.0, 0.02]),
@@ -152,9 +153,14 @@ def test_what_was_never_measured_is_tried_only_where_nobody_is_on_that_link(
 
 @many
 @given(unhinted_facts, values)
-def test_without_a_hint_a_request_leaves_only_above_the_threshold(facts: Facts, given_values: PolicyValues) -> None:
-    if RoutingPolicy(given_values).decide(facts).remote:
-        assert facts.request.prompt_tokens - 1 > facts.threshold_tokens
+def test_without_a_hint_a_request_leaves_only_above_the_threshold_or_where_home_has_a_queue(
+    facts: Facts, given_values: PolicyValues
+) -> None:
+    decision = RoutingPolicy(given_values).decide(facts)
+    if decision.remote and facts.request.prompt_tokens - 1 <= facts.threshold_tokens:
+        assert given_values.threshold_s > 0
+        assert decision.reason is Reason.HOME_BUSY
+        assert any(node.queued_tokens > 0 for cluster in facts.clusters if cluster.local for node in cluster.nodes)
 
 
 @many
