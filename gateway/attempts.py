@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import structs
 
 from gateway import plausible
-from gateway.sessions import NodeLost, NodeSession, codec_quality
+from gateway.sessions import NodeLost, NodeSession, Prefilling, codec_quality
 from kvcache.control import (
     Cancelled,
     Delta,
@@ -105,7 +105,7 @@ class Attempt:
         if self.leg is not None:
             self.decode.awaited[self.transfer.hex()] = self
             self.leg.node.jobs[self.transfer.hex()] = self
-            self.leg.node.prefill_tokens += self.option.compute_increment
+            self.leg.node.prefilling[self.transfer.hex()] = Prefilling(self.option.cached_tokens, self.leg.stop)
             self._queued_bytes = self.option.wire_bytes
             self.leg.link.started(self._queued_bytes)
         try:
@@ -215,6 +215,9 @@ class Attempt:
         self._figures["prefill_started_after_s"] = time.time() - self._dispatched_at
         self._cached_tokens = min(max(0, started.cached_tokens), self.leg.stop)
         self._figures["cached_tokens"] = self._cached_tokens
+        work = self.leg.node.prefilling.get(self.transfer.hex())
+        if work is not None:
+            work.start, work.began = self._cached_tokens, asyncio.get_running_loop().time()
 
     def _on_computed(self, node: NodeSession, done: PrefillDone) -> None:
         assert self.leg is not None
@@ -277,7 +280,7 @@ class Attempt:
     def _computing_ended(self) -> None:
         if self.leg is not None and not self._computed:
             self._computed = True
-            self.leg.node.prefill_tokens -= self.option.compute_increment
+            self.leg.node.prefilling.pop(self.transfer.hex(), None)
 
     def _transfer_ended(self) -> None:
         if self.leg is not None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
+from operator import attrgetter
 from types import MappingProxyType
 
 from gateway.kv_lookup import Held
 from gateway.registry import Cluster, ClusterState, Registry
 from gateway.sessions import NodeSession
 from kvcache.wire import Role
+from scheduler.candidates import candidates
 from scheduler.facts import ClusterFacts, DecodeNodeFacts, Facts, PrefillNodeFacts, RequestFacts
 
 NOTHING_HELD = Held(0, 0)
+_by_tokens = attrgetter("queued_tokens")
 
 
 def gather(
@@ -24,29 +28,46 @@ def gather(
 ) -> Facts:
     """What a decision may know; nodes named in ``without`` failed this request already and are left out.
 
-    ``held`` is what nodes have of the prompt.
+    ``held`` is what nodes have of the prompt. Of large clusters only candidates become facts.
     """
-    clusters = tuple(_cluster(registry, cluster, now, without, held) for cluster in registry.clusters)
-    decoders = tuple(
-        _decoder(node, now, held.get(node.node_id, NOTHING_HELD))
-        for node in registry.nodes(registry.local_cluster, Role.DECODE)
-        if node.accepting and node.node_id not in without
-    )
-    return Facts(request, clusters, decoders, threshold_tokens)
+    most = {node: kept.held for node, kept in held.items()}
+    clusters = tuple(_cluster(registry, request, cluster, now, without, held, most) for cluster in registry.clusters)
+    nodes = registry.nodes(registry.local_cluster, Role.DECODE)
+    accepting = [node for node in nodes if node.accepting and node.node_id not in without]
+    chosen = candidates(accepting, _running, most, request.session_nodes)
+    decoders = tuple(_decoder(node, now, held.get(node.node_id, NOTHING_HELD)) for node in chosen)
+    return Facts(request, clusters, decoders, threshold_tokens, time.gmtime().tm_hour)
 
 
 def _cluster(
-    registry: Registry, cluster: Cluster, now: float, without: Collection[str], held: Mapping[str, Held]
+    registry: Registry,
+    request: RequestFacts,
+    cluster: Cluster,
+    now: float,
+    without: Collection[str],
+    held: Mapping[str, Held],
+    most: Mapping[str, int],
 ) -> ClusterFacts:
-    nodes = tuple(
-        _prefiller(registry, node, now, held.get(node.node_id, NOTHING_HELD))
-        for node in registry.nodes(cluster.name, Role.PREFILL)
-        if node.accepting and node.node_id not in without
-    )
-    reachable = cluster.state is ClusterState.ACTIVE and bool(nodes)
+    nodes = registry.nodes(cluster.name, Role.PREFILL)
+    accepting = [node for node in nodes if node.accepting and node.node_id not in without]
+    chosen = candidates(accepting, _by_tokens, most, request.session_nodes)
     link = registry.link(cluster.name)
     link.wanted(now)
-    return ClusterFacts(cluster.name, cluster.local, reachable, nodes, link.facts(now))
+    return ClusterFacts(
+        cluster.name,
+        cluster.local,
+        cluster.state is ClusterState.ACTIVE and bool(accepting),
+        tuple(_prefiller(registry, node, now, held.get(node.node_id, NOTHING_HELD)) for node in chosen),
+        link.facts(now),
+        cluster.terms.region,
+        cluster.terms.trusted,
+        cluster.terms.prices,
+        registry.accuracy(cluster.name).value(now),
+    )
+
+
+def _running(node: NodeSession) -> int:
+    return max(len(node.jobs), node.heartbeat.running if node.heartbeat else 0)
 
 
 def _prefiller(registry: Registry, node: NodeSession, now: float, held: Held) -> PrefillNodeFacts:
@@ -60,16 +81,16 @@ def _prefiller(registry: Registry, node: NodeSession, now: float, held: Held) ->
         codecs=node.codecs.facts(now),
         egress_bytes_per_s=registry.lease(node) or None,
         encoders=max(1, node.join.encoders),
+        queued_s=node.queued_s(now),
         dp_rank=held.dp_rank,
     )
 
 
 def _decoder(node: NodeSession, now: float, held: Held) -> DecodeNodeFacts:
     """A transfer leaves out only what the node itself says that it holds: it would fail for what was a guess."""
-    running = max(len(node.jobs), node.heartbeat.running if node.heartbeat else 0)
     return DecodeNodeFacts(
         node.node_id,
-        running,
+        _running(node),
         node.free_slots,
         node.speed.curve,
         held.resumable,

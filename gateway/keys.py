@@ -9,10 +9,14 @@ import time
 from dataclasses import dataclass
 from enum import StrEnum
 
+import msgspec
+
 from gateway.state import State
+from gateway.terms import KeyLimits
 
 PREFIX = "prfaas-"
 LOOK_EVERY_S = 0.5
+NO_LIMITS = KeyLimits()
 
 
 class Role(StrEnum):
@@ -26,12 +30,17 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who calls. ``clusters`` None permits every remote cluster; the local one decodes and is always permitted."""
+    """Who calls. ``clusters`` None permits every remote cluster; the local one decodes and is permitted.
+
+    ``tenant`` is within whom caches are reused: "" with all others that have "".
+    """
 
     name: str
     role: Role
     route_hint: bool
     clusters: frozenset[str] | None = None
+    limits: KeyLimits = NO_LIMITS
+    tenant: str = ""
 
     def may(self, *roles: Role) -> bool:
         """Whether this caller has one of the roles, or is admin."""
@@ -79,14 +88,21 @@ class KeyBook:
         return entry.principal if entry else None
 
     def create(
-        self, name: str, role: Role, route_hint: bool = False, clusters: frozenset[str] | None = None
+        self,
+        name: str,
+        role: Role,
+        route_hint: bool = False,
+        clusters: frozenset[str] | None = None,
+        limits: KeyLimits = NO_LIMITS,
     ) -> tuple[str, str]:
-        """Make a key; returns its id and its secret, which is shown this once."""
+        """Make a key; returns its id and its secret, which is shown this once. Raises ApiError 400."""
+        limits.check()
         key_id, secret = secrets.token_hex(4), PREFIX + secrets.token_urlsafe(32)
         listed = None if clusters is None else json.dumps(sorted(clusters))
         self._state.execute(
-            "INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (key_id, name, role.value, _digest(secret), int(route_hint), listed, time.time()),
+            "INSERT INTO keys (id, name, role, digest, route_hint, clusters, created, limits) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (key_id, name, role.value, _digest(secret), int(route_hint), listed, time.time(), _kept(limits)),
         )
         self._load()
         return key_id, secret
@@ -109,13 +125,21 @@ class KeyBook:
 
     def _load(self) -> None:
         with self._state.reading("keys"):
-            rows = self._state.execute("SELECT digest, id, name, role, route_hint, clusters, created FROM keys")
+            rows = self._state.execute("SELECT digest, id, name, role, route_hint, clusters, created, limits FROM keys")
             self._by_digest = {digest: _entry(*rest) for digest, *rest in rows}
 
 
-def _entry(key_id: str, name: str, role: str, route_hint: int, clusters: str | None, created: float) -> KeyEntry:
+def _entry(
+    key_id: str, name: str, role: str, route_hint: int, clusters: str | None, created: float, kept: str | None
+) -> KeyEntry:
     permitted = None if clusters is None else frozenset(json.loads(clusters))
-    return KeyEntry(key_id, Principal(name, Role(role), bool(route_hint), permitted), created)
+    limits = NO_LIMITS if kept is None else msgspec.json.decode(kept, type=KeyLimits)
+    tenant = "" if limits.share_cache else limits.tenant or f"key:{key_id}"
+    return KeyEntry(key_id, Principal(name, Role(role), bool(route_hint), permitted, limits, tenant), created)
+
+
+def _kept(limits: KeyLimits) -> str:
+    return msgspec.json.encode(limits, order="deterministic").decode()
 
 
 def _digest(secret: str) -> bytes:

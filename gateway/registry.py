@@ -8,13 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+import msgspec
+
 from gateway.config import NAME
 from gateway.errors import ApiError
 from gateway.sessions import NodeSession
 from gateway.state import State
+from gateway.terms import ClusterTerms
 from kvcache.control import Join, Refused
 from kvcache.fingerprint import Fingerprint
 from kvcache.wire import Role
+from scheduler.accuracy import TtftRatio
 from scheduler.leases import lease
 from scheduler.links import LinkState
 
@@ -24,6 +28,9 @@ MAX_NODES = 4096
 MAX_QUEUE = 1 << 20
 MAX_EGRESS_GBPS = 1_000_000
 _BYTES_PER_GBIT = 1e9 / 8
+
+
+NO_TERMS = ClusterTerms()
 
 
 class Dial(StrEnum):
@@ -51,6 +58,7 @@ class Cluster:
     state: ClusterState
     created: float
     egress_gbps: float = 0.0
+    terms: ClusterTerms = NO_TERMS
 
 
 class Registry:
@@ -63,6 +71,7 @@ class Registry:
         self.local_cluster = local_cluster
         self._sessions: dict[str, NodeSession] = {}
         self._links: dict[str, LinkState] = {}
+        self._accuracies: dict[str, TtftRatio] = {}
         self._clusters = self._load()
 
     # ---- clusters
@@ -80,7 +89,7 @@ class Registry:
             raise ApiError(404, f"no cluster is named {name!r}", param="cluster", code="cluster_not_found")
         return found
 
-    def register(self, name: str, dial: Dial, egress_gbps: float = 0.0) -> Cluster:
+    def register(self, name: str, dial: Dial, egress_gbps: float = 0.0, terms: ClusterTerms = NO_TERMS) -> Cluster:
         """Add a remote cluster, or bring a removed one back. Raises ApiError."""
         if not NAME.fullmatch(name):
             raise ApiError(400, "name: letters, digits, dot, dash and underscore, at most 63", param="name")
@@ -88,6 +97,7 @@ class Registry:
             raise ApiError(
                 400, f"egress_gbps: {egress_gbps} is outside [0, {MAX_EGRESS_GBPS}]; 0 is no limit", param="egress_gbps"
             )
+        terms.check()
         known = self._clusters.get(name)
         if known is not None and known.state is not ClusterState.REMOVED:
             raise ApiError(409, f"cluster {name!r} is registered already", param="name", code="cluster_exists")
@@ -98,7 +108,12 @@ class Registry:
                 "one side must accept",
                 param="dial",
             )
-        return self._set(Cluster(name, False, dial, ClusterState.ACTIVE, time.time(), egress_gbps))
+        return self._set(Cluster(name, False, dial, ClusterState.ACTIVE, time.time(), egress_gbps, terms))
+
+    def set_terms(self, name: str, terms: ClusterTerms) -> Cluster:
+        """Say anew where a cluster is, whether it is trusted and what it costs; the local one too. Raises ApiError."""
+        terms.check()
+        return self._set(replace(self.cluster(name), terms=terms))
 
     def set_draining(self, name: str, draining: bool) -> Cluster:
         """Stop or resume sending new work to a remote cluster. Raises ApiError."""
@@ -113,6 +128,10 @@ class Registry:
         for session in self.nodes(name):
             session.lose("cluster_removed")
         return removed
+
+    def accuracy(self, cluster: str) -> TtftRatio:
+        """How far predictions of what a cluster serves were off."""
+        return self._accuracies.setdefault(cluster, TtftRatio())
 
     def link(self, cluster: str) -> LinkState:
         """What was learnt of the way from a cluster to here."""
@@ -279,18 +298,32 @@ class Registry:
 
     def _set(self, cluster: Cluster) -> Cluster:
         self._state.execute(
-            "INSERT OR REPLACE INTO clusters (name, dial, state, created, egress_gbps) VALUES (?, ?, ?, ?, ?)",
-            (cluster.name, cluster.dial.value, cluster.state.value, cluster.created, cluster.egress_gbps),
+            "INSERT OR REPLACE INTO clusters (name, dial, state, created, egress_gbps, terms) "
+            "VALUES (?, ?, ?, ?, ?, ?)",
+            (
+                cluster.name,
+                cluster.dial.value,
+                cluster.state.value,
+                cluster.created,
+                cluster.egress_gbps,
+                msgspec.json.encode(cluster.terms).decode(),
+            ),
         )
         self._clusters[cluster.name] = cluster
         return cluster
 
     def _load(self) -> dict[str, Cluster]:
         with self._state.reading("clusters"):
-            rows = self._state.execute("SELECT name, dial, state, created, egress_gbps FROM clusters")
-            found = {n: Cluster(n, False, Dial(d), ClusterState(s), *rest) for n, d, s, *rest in rows}
-        local = Cluster(self.local_cluster, True, Dial.IN, ClusterState.ACTIVE, time.time())
+            rows = self._state.execute("SELECT name, dial, state, created, egress_gbps, terms FROM clusters")
+            found = {n: Cluster(n, False, Dial(d), ClusterState(s), c, e, _terms(t)) for n, d, s, c, e, t in rows}
+        kept = found.get(self.local_cluster)
+        terms = NO_TERMS if kept is None else kept.terms
+        local = Cluster(self.local_cluster, True, Dial.IN, ClusterState.ACTIVE, time.time(), terms=terms)
         return found | {self.local_cluster: local}
+
+
+def _terms(kept: str | None) -> ClusterTerms:
+    return NO_TERMS if kept is None else msgspec.json.decode(kept, type=ClusterTerms)
 
 
 def _plain(text: str, most: int) -> bool:

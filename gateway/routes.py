@@ -23,9 +23,11 @@ from gateway.openai.requests import MAX_PROMPT_IDS, chat_messages, convert, deco
 from gateway.rebalance_routes import add_rebalance_routes
 from gateway.rebalancing import Rebalancing
 from gateway.registry import Cluster, Dial
+from gateway.terms import ClusterTerms, KeyLimits
 from gateway.tokenizing import Tokenizing
 from gateway.views import cluster_view, key_view, node_view, prefix_view
 from kvcache.wire import Role as NodeRole
+from scheduler.facts import FREE, Prices
 
 PAGE = b"""<!doctype html><html lang="en"><meta charset="utf-8"><title>prfaas</title>
 <h1>prfaas gateway</h1><p>A cross-datacenter Prefill-as-a-Service gateway. The API is OpenAI-compatible:
@@ -43,6 +45,17 @@ class RegisterBody(msgspec.Struct, frozen=True):
     name: str
     dial: Dial = Dial.IN
     egress_gbps: float = 0.0
+    region: str = ""
+    trusted: bool = False
+    prices: Prices = FREE
+
+
+class TermsBody(msgspec.Struct, frozen=True):
+    """What is to be different of a cluster's terms; what is left out stays."""
+
+    region: str | msgspec.UnsetType = msgspec.UNSET
+    trusted: bool | msgspec.UnsetType = msgspec.UNSET
+    prices: Prices | msgspec.UnsetType = msgspec.UNSET
 
 
 class KeyBody(msgspec.Struct, frozen=True):
@@ -52,6 +65,11 @@ class KeyBody(msgspec.Struct, frozen=True):
     name: str = ""
     route_hint: bool = False
     clusters: list[str] | None = None
+    tenant: str | None = None
+    share_cache: bool = False
+    regions: frozenset[str] | None = None
+    barred: frozenset[str] = frozenset()
+    trusted_only: bool = False
 
 
 class TokenizeBody(msgspec.Struct, frozen=True):
@@ -191,11 +209,19 @@ def build_routes(
     @api.post("/v1/clusters", dependencies=[needs(Role.OPERATOR)])
     async def register(request: Request) -> Response:
         body: RegisterBody = await body_of(request, RegisterBody)
-        return json_answer(seen(registry.register(body.name, body.dial, body.egress_gbps)), 201)
+        terms = ClusterTerms(body.region, body.trusted, body.prices)
+        return json_answer(seen(registry.register(body.name, body.dial, body.egress_gbps, terms)), 201)
 
     @api.get("/v1/clusters/{name}", dependencies=[needs(Role.OPERATOR, Role.PLANNER)])
     async def cluster(name: str) -> Response:
         return json_answer(seen(registry.cluster(name)))
+
+    @api.patch("/v1/clusters/{name}", dependencies=[needs(Role.OPERATOR)])
+    async def set_terms(name: str, request: Request) -> Response:
+        body: TermsBody = await body_of(request, TermsBody)
+        given = {field: value for field, value in msgspec.structs.asdict(body).items() if value is not msgspec.UNSET}
+        terms = msgspec.structs.replace(registry.cluster(name).terms, **given)
+        return json_answer(seen(registry.set_terms(name, terms)))
 
     @api.delete("/v1/clusters/{name}", dependencies=[needs(Role.OPERATOR)])
     async def remove(name: str) -> Response:
@@ -265,7 +291,8 @@ def build_routes(
         if not len(keys) and body.role is not Role.ADMIN:
             raise bad_field("role", "the first key must have role admin, or nobody could make or revoke keys")
         permitted = None if body.clusters is None else frozenset(body.clusters)
-        key_id, secret = keys.create(body.name, body.role, body.route_hint, permitted)
+        limits = KeyLimits(body.tenant, body.share_cache, body.regions, body.barred, body.trusted_only)
+        key_id, secret = keys.create(body.name, body.role, body.route_hint, permitted, limits)
         return json_answer({"id": key_id, "key": secret, "role": body.role.value}, 201)
 
     @api.delete("/v1/keys/{key_id}", dependencies=[needs(Role.ADMIN)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -21,6 +22,15 @@ MAX_CANCELS = 4096
 MAX_LINGERING = 256
 MAX_CODECS = 64
 MAX_CODEC_CHARS = 256
+
+
+@dataclass(slots=True)
+class Prefilling:
+    """A prefill that was sent to a node: tokens [start, stop), and when it was begun there, None while it waits."""
+
+    start: int
+    stop: int
+    began: float | None = None
 
 
 class NodeLost(Exception):
@@ -59,7 +69,7 @@ class NodeSession:
                 self.codecs.know(work.codec, quality, *_encoded_decoded(work))
         self.jobs: dict[str, JobOwner] = {}
         self.awaited: dict[str, JobOwner] = {}
-        self.prefill_tokens = 0
+        self.prefilling: dict[str, Prefilling] = {}
         self.becoming: Role | None = None
         """The role that a conversion leads to; None where there is none. It gets no work meanwhile."""
         self.lost: str | None = None
@@ -89,7 +99,25 @@ class NodeSession:
     def queued_tokens(self) -> int:
         """Prompt tokens that wait there or are being computed."""
         counted = 0 if self.heartbeat is None else self.heartbeat.queued_tokens
-        return max(counted, self.prefill_tokens)
+        return max(counted, self._sent_tokens)
+
+    def queued_s(self, now: float) -> float | None:
+        """Seconds until what waits or runs there is done, by its own prefill times; None while they are not known.
+
+        What the node counts beyond what was sent to it from here is another gateway's, and taken for one prompt.
+        """
+        curve = self.speed.curve
+        if curve is None:
+            return None if self.queued_tokens else 0.0
+        seconds = curve.seconds(0, self.queued_tokens - self._sent_tokens)
+        for one in self.prefilling.values():
+            took = curve.seconds(one.start, one.stop)
+            seconds += took if one.began is None else max(0.0, took - (now - one.began))
+        return seconds
+
+    @property
+    def _sent_tokens(self) -> int:
+        return sum(one.stop - one.start for one in self.prefilling.values())
 
     def heard(self, heartbeat: Heartbeat, now: float) -> None:
         """Take what it says of itself, and learn from what its codecs have done since it last said so."""

@@ -21,16 +21,16 @@ from gateway.errors import ApiError
 
 LOCK_WAIT_S = 1.0
 """How long a statement may wait for another process; the event loop waits with it, and a node's lease is 3.5 s."""
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS secrets (name TEXT PRIMARY KEY, value BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS keys (
     id TEXT PRIMARY KEY, name TEXT NOT NULL, role TEXT NOT NULL, digest BLOB NOT NULL UNIQUE,
-    route_hint INTEGER NOT NULL, clusters TEXT, created REAL NOT NULL);
+    route_hint INTEGER NOT NULL, clusters TEXT, created REAL NOT NULL, limits TEXT);
 CREATE TABLE IF NOT EXISTS clusters (
     name TEXT PRIMARY KEY, dial TEXT NOT NULL, state TEXT NOT NULL, created REAL NOT NULL,
-    egress_gbps REAL NOT NULL DEFAULT 0);
+    egress_gbps REAL NOT NULL DEFAULT 0, terms TEXT);
 CREATE TABLE IF NOT EXISTS decisions (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL, request_id TEXT NOT NULL, record BLOB NOT NULL);
 CREATE INDEX IF NOT EXISTS decisions_by_id ON decisions (id);
@@ -41,6 +41,12 @@ CREATE TABLE IF NOT EXISTS actions (id INTEGER PRIMARY KEY AUTOINCREMENT, record
 CREATE TABLE IF NOT EXISTS traffic_slots (
     day INTEGER NOT NULL, slot INTEGER NOT NULL, record BLOB NOT NULL, PRIMARY KEY (day, slot));
 """
+_LATER = (
+    ("clusters", "egress_gbps", "REAL NOT NULL DEFAULT 0"),
+    ("clusters", "terms", "TEXT"),
+    ("keys", "limits", "TEXT"),
+)
+"""Columns that files of older gateways lack."""
 
 
 class State:
@@ -62,8 +68,9 @@ class State:
                 self._db.execute("PRAGMA journal_mode=WAL")
                 self._db.execute("PRAGMA synchronous=NORMAL")
             self._db.executescript(_SCHEMA)
-            if version == 1:
-                self._db.execute("ALTER TABLE clusters ADD COLUMN egress_gbps REAL NOT NULL DEFAULT 0")
+            for table, column, kind in _LATER if version else ():
+                if column not in [row[1] for row in self._db.execute(f"PRAGMA table_info({table})")]:
+                    self._db.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
             self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
         except (OSError, sqlite3.DatabaseError) as error:
             raise ConfigError(f"--state {file}: {error}") from error

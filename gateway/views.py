@@ -24,6 +24,10 @@ def cluster_view(registry: Registry, cluster: Cluster, now: float) -> dict[str, 
         "dial": cluster.dial.value,
         "state": cluster.state.value,
         "egress_gbps": cluster.egress_gbps,
+        "region": cluster.terms.region,
+        "trusted": cluster.terms.trusted,
+        "prices": msgspec.to_builtins(cluster.terms.prices),
+        "ttft_ratio": registry.accuracy(cluster.name).value(now),
         "created": cluster.created,
         "nodes": len(nodes),
         "accepting": sum(node.accepting for node in nodes),
@@ -68,13 +72,18 @@ def node_view(node: NodeSession, now: float) -> dict[str, Any]:
 
 def key_view(entry: KeyEntry) -> dict[str, Any]:
     """One key without its secret."""
-    clusters = entry.principal.clusters
+    clusters, limits = entry.principal.clusters, entry.principal.limits
     return {
         "id": entry.id,
         "name": entry.principal.name,
         "role": entry.principal.role.value,
         "route_hint": entry.principal.route_hint,
         "clusters": None if clusters is None else sorted(clusters),
+        "tenant": entry.principal.tenant,
+        "share_cache": limits.share_cache,
+        "regions": None if limits.regions is None else sorted(limits.regions),
+        "barred": sorted(limits.barred),
+        "trusted_only": limits.trusted_only or limits.share_cache,
         "created": entry.created,
     }
 

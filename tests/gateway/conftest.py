@@ -150,6 +150,6 @@ async def stage(config: GatewayConfig, model: ServedModel, info: ModelInfo) -> A
         for session in gateway.registry.nodes():
             assert not session.jobs
             assert not session.awaited
-            assert session.prefill_tokens == 0
+            assert not session.prefilling
         for cluster in gateway.registry.clusters:
             assert gateway.registry.link(cluster.name).queued_bytes == 0

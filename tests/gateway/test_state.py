@@ -19,6 +19,8 @@ from gateway.model import ServedModel
 from gateway.registry import ClusterState, Dial, Registry
 from gateway.serve import open_gateway
 from gateway.state import State
+from gateway.terms import ClusterTerms, KeyLimits
+from scheduler.facts import Prices
 
 
 def record(n: int, request_id: str | None = None) -> dict[str, Any]:
@@ -61,6 +63,87 @@ def test_clusters_of_an_older_schema_are_kept_without_a_limit(tmp_path: Path, mo
     state = State(file)
     assert Registry(state, "local", model.fingerprint, 100).cluster("east").egress_gbps == 0.0
     state.close()
+
+
+def test_what_operators_say_of_clusters_and_keys_is_kept_over_a_restart(tmp_path: Path, model: ServedModel) -> None:
+    file = tmp_path / "state.db"
+    before = State(file)
+    registry = Registry(before, "local", model.fingerprint, 100)
+    prices = Prices(0.05, 0.001, (0.5,) * 12 + (1.0,) * 12)
+    registry.register("east", Dial.IN, terms=ClusterTerms("eu", True, prices))
+    registry.set_terms("local", ClusterTerms("us"))
+    limits = KeyLimits("acme", regions=frozenset({"eu", "us"}), barred=frozenset({"west"}), trusted_only=True)
+    _, secret = KeyBook(before).create("a", Role.ADMIN, limits=limits)
+    before.close()
+    after = State(file)
+    again = Registry(after, "local", model.fingerprint, 100)
+    assert again.cluster("east").terms == ClusterTerms("eu", True, prices)
+    assert again.cluster("local").terms.region == "us"
+    found = KeyBook(after).find(secret)
+    assert found is not None
+    assert (found.limits, found.tenant) == (limits, "acme")
+    after.close()
+
+
+def test_a_file_of_an_older_schema_gains_what_it_lacks(tmp_path: Path, model: ServedModel) -> None:
+    file = tmp_path / "state.db"
+    whole = State(file)
+    _, secret = KeyBook(whole).create("a", Role.ADMIN)
+    Registry(whole, "local", model.fingerprint, 100).register("east", Dial.IN)
+    whole.close()
+    with sqlite3.connect(file) as db:
+        db.execute("ALTER TABLE keys DROP COLUMN limits")
+        db.execute("ALTER TABLE clusters DROP COLUMN terms")
+        db.execute("PRAGMA user_version=3")
+    state = State(file)
+    found = KeyBook(state).find(secret)
+    assert found is not None
+    assert found.limits == KeyLimits()
+    assert Registry(state, "local", model.fingerprint, 100).cluster("east").terms == ClusterTerms()
+    state.close()
+
+
+def test_a_key_without_a_tenant_is_one_of_its_own_and_one_that_shares_is_of_all_that_share() -> None:
+    book = KeyBook(State(None))
+    secrets = [book.create("x", Role.CLIENT)[1] for _ in range(2)]
+    shared = [book.create("x", Role.CLIENT, limits=KeyLimits(share_cache=True))[1] for _ in range(2)]
+    own = [found.tenant for secret in secrets if (found := book.find(secret)) is not None]
+    common = [found.tenant for secret in shared if (found := book.find(secret)) is not None]
+    assert len(set(own)) == 2
+    assert "" not in own
+    assert common == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("limits", "field"),
+    [
+        (KeyLimits(tenant="a b"), "tenant"),
+        (KeyLimits(regions=frozenset({""})), "regions"),
+        (KeyLimits(barred=frozenset(map(str, range(100)))), "barred"),
+        (KeyLimits(tenant="acme", share_cache=True), "share_cache"),
+    ],
+)
+def test_limits_that_cannot_be_are_refused_by_field(limits: KeyLimits, field: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        KeyBook(State(None)).create("x", Role.CLIENT, limits=limits)
+    assert refused.value.param == field
+
+
+@pytest.mark.parametrize(
+    ("terms", "field"),
+    [
+        (ClusterTerms("a/b"), "region"),
+        (ClusterTerms(prices=Prices(egress_per_gb=-1.0)), "prices.egress_per_gb"),
+        (ClusterTerms(prices=Prices(prefill_per_s=float("nan"))), "prices.prefill_per_s"),
+        (ClusterTerms(prices=Prices(by_hour=(1.0,))), "prices.by_hour"),
+        (ClusterTerms(prices=Prices(by_hour=(-1.0,) * 24)), "prices.by_hour"),
+    ],
+)
+def test_terms_that_cannot_be_are_refused_by_field(model: ServedModel, terms: ClusterTerms, field: str) -> None:
+    registry = Registry(State(None), "local", model.fingerprint, 100)
+    with pytest.raises(ApiError) as refused:
+        registry.register("east", Dial.IN, terms=terms)
+    assert refused.value.param == field
 
 
 def test_two_gateways_without_a_file_have_different_ticket_keys() -> None:
