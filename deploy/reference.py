@@ -9,10 +9,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from engines.keeping import checkpoints
 from engines.process import EngineProcess
-from engines.protocol import GenerateCommand, GenerationFinished, PrefillCommand, PrefillFinished, Token
+from engines.protocol import (
+    GenerateCommand,
+    GenerationFinished,
+    JobEvent,
+    Offered,
+    PrefillCommand,
+    PrefillFinished,
+    StoreCommand,
+    Token,
+)
 from engines.spec import EngineSpec
 from kvcache.blocks import PageGeometry
+from kvcache.checkpoints import CheckpointPolicy
 from kvcache.control import Sampling
 from kvcache.digest import kv_digest, piece_digest
 from kvcache.hostpool import HostPool
@@ -75,9 +86,11 @@ class ReferenceEngine:
         pages = tuple(range(self._geometry.pages_for(extent.start, extent.stop)))
         table = self._geometry.table(extent.start, extent.stop, pages)
         ids = token_ids[: extent.stop]
-        command = PrefillCommand(self._job(), ids, extent.start, extent.stop, pages)
+        wanted = checkpoints(self._geometry, CheckpointPolicy(), 0, extent.start, extent.stop)
+        command = PrefillCommand(self._job(), ids, extent.start, extent.stop, pages, checkpoints=wanted)
         async for event in self._running.submit(command):
             last = event
+            self._decline(event)
         if not isinstance(last, PrefillFinished):
             raise ReferenceFailed(f"the reference prefill ended with {last}")
         plan = plan_transfer(self._layout, extent.start, extent.stop, extent.chunk_tokens)
@@ -87,13 +100,21 @@ class ReferenceEngine:
         """The greedy continuation, end tokens ignored. Raises ReferenceFailed."""
         sampling = Sampling(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
         said = []
-        async for event in self._running.submit(GenerateCommand(self._job(), token_ids, 0, (), sampling)):
+        wanted = checkpoints(self._geometry, CheckpointPolicy(), 0, None, len(token_ids) - 1)
+        command = GenerateCommand(self._job(), token_ids, 0, (), sampling, wanted)
+        async for event in self._running.submit(command):
             last = event
+            self._decline(event)
             if isinstance(event, Token):
                 said.append(event.token_id)
         if not isinstance(last, GenerationFinished):
             raise ReferenceFailed(f"the reference generation ended with {last}")
         return tuple(said)
+
+    def _decline(self, event: JobEvent) -> None:
+        """Snapshots of states end chunks: they are asked for as nodes do, but not kept."""
+        if isinstance(event, Offered):
+            self._running.store(StoreCommand(event.job, event.stop, ()))
 
     def _job(self) -> str:
         self._jobs += 1

@@ -25,15 +25,18 @@ BYTES_PER_S = 300_000
 
 @pytest.fixture(scope="module", params=["llama", "qwen3_next"])
 def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
-    """A remote prefill node behind a slow link that has carried something, and a local one."""
+    """A remote prefill node behind a slow link that has carried something, and a local one.
+
+    They cache nothing: the same prompt is sent in whole again and again.
+    """
     model: Path = tiny_model(request.param, tmp_path_factory.mktemp("model") / request.param)
     port = free_port()
     proxy = SlowProxy(port, BYTES_PER_S)
     kv = ("--kv-port", str(port), "--kv-advertise", f"127.0.0.1:{proxy.port}")
     nodes = (
-        node("east-prefill", "east", "prefill", *kv),
-        node("local-prefill", "local", "prefill"),
-        node("local-decode", "local", "decode"),
+        node("east-prefill", "east", "prefill", *kv, "--no-prefix-cache"),
+        node("local-prefill", "local", "prefill", "--no-prefix-cache"),
+        node("local-decode", "local", "decode", "--no-prefix-cache"),
     )
     try:
         with running_stack(model, tmp_path_factory.mktemp("logs"), nodes=nodes, ready_s=90.0) as running:
