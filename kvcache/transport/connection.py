@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 _TURN_BYTES = 4 << 20
 CLOSING = "closing"
+INITIAL_SEGMENTS = 10
+"""What the kernel sends after a pause before it hears anything (RFC 6928), unless it keeps its window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +160,11 @@ class Connection:
             self.blocked = blocked
             self.user.on_blocked()
 
-    def forget_path(self) -> None:
-        """It is idle: let the kernel find out anew how fast the path is."""
-        forget_path(self._channel.sock)
+    def forget_path(self) -> int:
+        """It is idle: let the kernel find out anew how fast the path is. Returns what it may send before it hears."""
+        self.figures.sample()
+        initial = INITIAL_SEGMENTS * self.figures.segment_bytes
+        return max(initial, self.figures.window_bytes) if forget_path(self._channel.sock) else initial
 
     @property
     def pace(self) -> float:

@@ -35,6 +35,7 @@ class TcpInfo:
     delivered_bytes: int
     outstanding_bytes: int
     segment_bytes: int
+    window_bytes: int
     busy_s: float
     resent_bytes: int
 
@@ -51,6 +52,7 @@ def tcp_info(sock: socket.socket) -> TcpInfo | None:
         return None
     mss, unacked, sacked = struct.unpack_from("=I4xII", raw, 16)
     (rtt_us,) = struct.unpack_from("=I", raw, 68)
+    (window,) = struct.unpack_from("=I", raw, 80)
     (retransmits,) = struct.unpack_from("=I", raw, 100)
     (acked,) = struct.unpack_from("=Q", raw, 120)
     unsent, shortest_us = struct.unpack_from("=II", raw, 144)
@@ -61,7 +63,18 @@ def tcp_info(sock: socket.socket) -> TcpInfo | None:
     path_rate = 0.0 if raw[7] & _APP_LIMITED else float(delivery)
     outstanding = unsent + max(0, unacked - sacked) * mss
     delivered = acked + sacked * mss
-    return TcpInfo(rtt_us / 1e6, shortest_s, retransmits, path_rate, delivered, outstanding, mss, busy_us / 1e6, resent)
+    return TcpInfo(
+        rtt_s=rtt_us / 1e6,
+        shortest_rtt_s=shortest_s,
+        retransmits=retransmits,
+        delivery_bytes_per_s=path_rate,
+        delivered_bytes=delivered,
+        outstanding_bytes=outstanding,
+        segment_bytes=mss,
+        window_bytes=window * mss,
+        busy_s=busy_us / 1e6,
+        resent_bytes=resent,
+    )
 
 
 class RateMeter:
@@ -132,6 +145,11 @@ class LinkFigures:
     def segment_bytes(self) -> int:
         """The most that one segment carries."""
         return self._info.segment_bytes if self._info is not None else 0
+
+    @property
+    def window_bytes(self) -> int:
+        """What may be on its way at once: the congestion window."""
+        return self._info.window_bytes if self._info is not None else 0
 
     @property
     def busy_s(self) -> float:

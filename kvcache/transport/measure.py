@@ -36,14 +36,12 @@ class PathMeasure:
 
         False where the path is not idle, or its round trip unknown.
         """
-        figures = [connection.figures for connection in connections]
-        rtt_s, segments = least_rtt_s(figures), sum(each.segment_bytes for each in figures)
+        rtt_s = least_rtt_s([connection.figures for connection in connections])
         if self._probe is not None or self._queue or not rtt_s or any(c.blocked for c in connections):
             return False
-        for connection in connections:
-            connection.forget_path()
+        window = sum(connection.forget_path() for connection in connections)
         self._probes += 1
-        probe = Probe(PROBE_TOKENS + self._probes, nbytes, segments, rtt_s, self._loop.time())
+        probe = Probe(PROBE_TOKENS + self._probes, nbytes, window, rtt_s, self._loop.time())
         self._probe, self._on_measured = probe, on_measured
         self._probe_end = self._loop.call_later(PROBE_S, self.give_up)
         self._figures.probe_bytes += probe.nbytes

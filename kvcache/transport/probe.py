@@ -16,17 +16,15 @@ SHORTEST_S = 0.005
 """Answers closer together may have been read at once."""
 TELLING_SHARE = 0.5
 """The least share of a burst whose pace tells something: about what a growing window sends in its last round."""
-INITIAL_SEGMENTS = 10
-"""What a fresh connection sends before it hears anything (RFC 6928)."""
 
 
 class Probe:
-    """One burst of about ``nbytes`` (at most 4 MiB) over connections whose segments are ``segments`` bytes together."""
+    """One burst of about ``nbytes`` (at most 4 MiB), of which ``window`` bytes may leave before any is acknowledged."""
 
-    def __init__(self, token: int, nbytes: int, segments: int, rtt_s: float, now: float) -> None:
+    def __init__(self, token: int, nbytes: int, window: int, rtt_s: float, now: float) -> None:
         self.token = token
         self.chunks = max(2, ceil(min(nbytes, MAX_PROBE_BYTES) / CHUNK_BYTES))
-        self._window = INITIAL_SEGMENTS * max(1, segments)
+        self._window = max(1, window)
         self._rtt_s = rtt_s
         self._began = now
         self._answers: list[float] = []

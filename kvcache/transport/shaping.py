@@ -28,20 +28,24 @@ def tune(sock: socket.socket, socket_buffer: int, unsent_in_kernel: int) -> None
     _limit_unsent(sock, unsent_in_kernel)
 
 
-def forget_path(sock: socket.socket) -> None:
+def forget_path(sock: socket.socket) -> bool:
     """Let the kernel learn an idle connection's path anew, where its congestion control (BBR) remembers a rate.
 
-    After a slow time it would go on at that rate, and grow by a quarter in eight round trips that are full.
+    After a slow time it would go on at that rate, and grow by a quarter in eight round trips that are full. True where
+    it did; such a connection keeps its window over a pause.
     """
     if sys.platform != "linux":
-        return
+        return False
     try:
         name = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
-        if name == _MODELLING:
-            for each in (_FORGETTING, _MODELLING):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, each)
+        if name != _MODELLING:
+            return False
+        for each in (_FORGETTING, _MODELLING):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, each)
     except OSError as error:  # closed, or not permitted
         logger.debug("event=kv_path_not_forgotten cause=%s", error)
+        return False
+    return True
 
 
 class Shape:

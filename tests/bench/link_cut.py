@@ -3,9 +3,10 @@
     python -m tests.bench.link_cut [--phase 60] [--load 0.6] [--thresholds 500 1000] [--repeats 3] [--json]
 
 A stack with a prefill node at home and one behind the emulated link (30 ms), the remote engine alone on ``--core``, all
-others on the rest. The same requests, of the same lengths at the same moments, are sent with every way of routing, as
-many as take the prefill node at home ``--load`` of its time: all at home, remote above each static threshold (both by route hints), and as the gateway decides, with the least of
-these thresholds. Time to first token is the clients', of requests that come later than 10 s after a change.
+others on the rest. Requests of the same lengths at the same moments, as many as take the prefill node at home
+``--load`` of its time, are sent with every way of routing: all at home, remote above each static threshold (both by
+route hints), and as the gateway decides, with the least of these thresholds. No prompt comes twice. Time to first token
+is the clients', of requests that come later than 10 s after a change.
 
 Per phase, mean and P90 of the gateway's routing are held against 1.25 times the better of all-local and the best
 static threshold, medians of ``--repeats`` runs; the estimate of the link's rate must pass the geometric mean of the two
@@ -21,6 +22,7 @@ hypervisor took of all cores.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -72,7 +74,6 @@ class Arrival:
 
     at: float
     tokens: int
-    seed: int
 
 
 @dataclass
@@ -99,19 +100,23 @@ class Run:
 MEAN_TOKENS = (LONGEST - SHORTEST) / log(LONGEST / SHORTEST)
 
 
+NEW_PROMPT = itertools.count()
+"""Seeds: no prompt is sent twice, or its cache would be kept somewhere."""
+
+
 def arrivals(phase_s: float, per_s: float, seed: int) -> list[Arrival]:
     """Random moments and lengths (log-uniform), the same for equal arguments."""
     source, now, found = random.Random(seed), 0.0, []
     while (now := now + source.expovariate(per_s)) < phase_s * len(PHASES):
         tokens = round(SHORTEST * (LONGEST / SHORTEST) ** source.random())
-        found.append(Arrival(now, tokens, seed * 100_000 + len(found)))
+        found.append(Arrival(now, tokens))
     return found
 
 
 def ask(stack: RunningStack, arrival: Arrival, hint: str | None) -> Answer:
     """Send it, and wait for its only token."""
     began = time.monotonic()
-    answer = stack.complete(some_ids(arrival.tokens, seed=arrival.seed), 1, hint)
+    answer = stack.complete(some_ids(arrival.tokens, seed=next(NEW_PROMPT)), 1, hint)
     took = time.monotonic() - began
     if answer.status_code != 200:
         return Answer(arrival, took, f"error:{answer.status_code}")
@@ -136,8 +141,8 @@ def through(stack: RunningStack, wan: Wan, way: str, coming: list[Arrival], phas
     run, over = Run(way), threading.Event()
     engine = stack.engine_pid(REMOTE)
     wan.change(LinkSettings(rate_bps=FULL_BPS))
-    for seed, hint in enumerate(("local", "remote", "remote")):
-        ask(stack, Arrival(0.0, LONGEST, seed), hint)
+    for hint in ("local", "remote", "remote"):
+        ask(stack, Arrival(0.0, LONGEST), hint)
     stack.await_idle(30)
     robbed, stolen, began = robbed_s(engine), stolen_s(), time.monotonic()
 
@@ -218,8 +223,8 @@ def measure(options: argparse.Namespace, say: Console) -> dict[str, Any]:
         pin(stack.engine_pid(REMOTE), options.core)
         pin(stack.engine_pid(LOCAL_PREFILL), min(others))
         stack.await_idle(60)
-        for seed in range(SPEED_PROMPTS):
-            ask(stack, Arrival(0.0, LONGEST, seed), "local")
+        for _ in range(SPEED_PROMPTS):
+            ask(stack, Arrival(0.0, LONGEST), "local")
         speed = stack.nodes()[LOCAL_PREFILL]["prefill_tokens_per_s"]
         say.print(f"the prefill node at home: {speed:.0f} tokens/s")
         for repeat in range(options.repeats):

@@ -26,7 +26,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="the round trip is th
 
 def answered(nbytes: int, rate: float, window: int) -> Probe:
     """A probe over a path of this rate whose congestion window begins with so many bytes and doubles each round."""
-    probe = Probe(1, nbytes, 5800, RTT_S, 100.0)
+    probe = Probe(1, nbytes, window, RTT_S, 100.0)
     left, now = probe.chunks, 100.0 + RTT_S
     while left:
         burst = min(left, max(1, window // CHUNK_BYTES))
@@ -60,7 +60,7 @@ def test_a_window_that_grows_does_not_make_a_fast_path_look_slow(nbytes: int, wi
 
 
 def test_answers_read_at_once_show_no_endless_rate() -> None:
-    probe = Probe(1, 160 << 10, 5800, RTT_S, 0.0)
+    probe = Probe(1, 160 << 10, 58_000, RTT_S, 0.0)
     for _ in range(probe.chunks):
         probe.answer(RTT_S)
     assert probe.at_least() == pytest.approx(160 * 1024 / 0.005)

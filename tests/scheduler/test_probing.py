@@ -60,7 +60,7 @@ def test_one_probe_is_given_time_before_the_next() -> None:
 
 def test_what_is_saved_is_bounded_and_an_unknown_link_is_taken_for_a_slow_one() -> None:
     assert saved(125e6, 1000.0).due(1000.0) == MOST_BYTES
-    assert saved(None, 4.0).due(4.0) == pytest.approx(SHARE * SLOWEST_BYTES_PER_S * 4, abs=16 << 10)
+    assert saved(None, 8.0).due(8.0) == pytest.approx(SHARE * SLOWEST_BYTES_PER_S * 8, abs=16 << 10)
     assert saved(1000.0, 60.0).due(60.0) == 0
 
 
