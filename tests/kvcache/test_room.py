@@ -8,6 +8,10 @@ import random
 import pytest
 
 from kvcache.blocks import PagePool
+from kvcache.chain import TokenChain
+from kvcache.kept import Provenance
+from kvcache.prefix_cache import PrefixCache
+from kvcache.quality import Quality
 from kvcache.room import PageRoom, RoomCrowded, RoomTimeout
 
 
@@ -178,3 +182,69 @@ async def test_no_page_is_lost_in_a_crowd_of_waits_cancels_and_timeouts() -> Non
     room.pool.check_integrity()
     assert room.pool.free_pages == 8
     assert room.waiting == 0
+
+
+def caching(pages: int, kept: int) -> tuple[PageRoom, PrefixCache, TokenChain]:
+    """A room of which ``kept`` pages hold a prompt's blocks, one each."""
+    pool = PagePool(pages)
+    cache = PrefixCache(pool, 4, snapshots=False)
+    room = PageRoom(pool, cache=cache)
+    chain = TokenChain.of(range(4 * kept), 4, fingerprint="f", salt="")
+    cache.keep("early", chain, 0, [(page,) for page in pool.allocate("early", kept)], Provenance())
+    return room, cache, chain
+
+
+async def test_kept_pages_are_as_good_as_free_ones() -> None:
+    room, cache, _ = caching(4, 3)
+    assert room.free_for(4)
+    assert len(await room.acquire("a", 3, soon(0))) == 3
+    assert cache.figures.pages == 1
+    assert cache.figures.evicted_pages == 2
+    cache.check_integrity()
+
+
+async def test_who_waits_for_a_leased_page_gets_it_when_the_lease_ends() -> None:
+    room, cache, chain = caching(4, 3)
+    lease = cache.lease(chain.hashes, 12, Quality.EXACT, resume=True)
+    assert lease is not None
+    first = await waiting(room, "a", 2)
+    assert room.available_pages == 1
+    lease.release()
+    assert len(await first) == 2
+    cache.check_integrity()
+
+
+async def test_an_attempt_that_gives_its_lease_back_does_not_start_another_round() -> None:
+    room, cache, chain = caching(4, 2)
+    await room.acquire("a", 2, soon())
+    tries = []
+
+    def attempt() -> tuple[int, ...] | None:
+        lease = cache.lease(chain.hashes, 8, Quality.EXACT, resume=True)
+        assert lease is not None
+        tries.append(len(tries))
+        pages = room.take("b", 3)
+        lease.release()
+        return pages
+
+    task = asyncio.create_task(room.acquire_by("b", 3, attempt, soon(0.2)))
+    await asyncio.sleep(0.01)
+    room.release("nobody")
+    assert tries == [0, 1]
+    with pytest.raises(RoomTimeout):
+        await task
+    cache.check_integrity()
+
+
+async def test_what_can_do_without_takes_nothing_while_somebody_waits() -> None:
+    room, cache, chain = caching(4, 3)
+    assert len(room.take_spare("offer", 2) or ()) == 2
+    lease = cache.lease(chain.hashes, 4, Quality.EXACT, resume=False, revoked=lambda: None)
+    assert lease is not None
+    assert room.take_spare("another", 2) is None, "it would revoke a lease"
+    task = await waiting(room, "big", 4)
+    assert room.take_spare("another", 1) is None
+    room.release("offer")
+    assert len(await task) == 4
+    assert lease.gone
+    cache.check_integrity()
