@@ -68,7 +68,7 @@ class DecodeNode:
     """``step_s[n]`` is the time of a step with n streams, for n from 0 to the batch.
 
     ``assigned`` counts what will decode here and is not done: it streams, waits for a slot or is being prefilled.
-    ``emitted`` counts tokens, as of the last change.
+    ``emitted`` counts tokens, as of the last change. ``stream_s`` is how long the newest stream will take at this pace.
     """
 
     def __init__(
@@ -89,6 +89,7 @@ class DecodeNode:
         self.pace = 0
         self.turn = 0
         self.emitted = 0.0
+        self.stream_s = 0.0
         self._step_s = tuple(step_s)
         self._chunk_s = chunk_s
         self._clock = clock
@@ -212,6 +213,7 @@ class DecodeNode:
         end = self._steps + job.output
         heappush(self._streams, (end, job.index, job))
         self._repace(now)
+        self.stream_s = job.output * self._pace_s
         self._listener.stream_begins(job, now, now + self._pace_s)
 
     def _count(self, now: float) -> None:

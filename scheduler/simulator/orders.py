@@ -18,8 +18,8 @@ class Order(StrEnum):
 class Ordering:
     """``slack``: under AGED a prompt of s seconds is due s x ``slack`` after it came, and the earliest due goes first.
 
-    So a prompt waits for shorter ones only while they come within ``slack`` times the difference in service. Under FCFS
-    a prompt that runs is never set aside; under the others it is, at a chunk's end, for one with a smaller key.
+    So a prompt waits for shorter ones only while they come within ``slack`` times the difference in service. Only under
+    SRPT is a prompt that runs set aside, at a chunk's end: a long one that is nearly done should not wait again.
     """
 
     order: Order = Order.FCFS
@@ -36,7 +36,7 @@ class Ordering:
     @property
     def preempts(self) -> bool:
         """Whether a prompt that runs may be set aside."""
-        return self.order is not Order.FCFS
+        return self.order is Order.SRPT
 
 
 FIRST_COME = Ordering()

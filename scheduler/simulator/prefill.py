@@ -6,6 +6,7 @@ a better place waits for it. A prompt that is set aside keeps its chunks and pay
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from math import floor, inf, sqrt
 from typing import Protocol
@@ -112,20 +113,12 @@ class PrefillNode:
         """Seconds until all that is here is computed."""
         return self._waiting_s + (self.ends_at - now if self.running is not None else 0.0)
 
-    def ahead_s(self, arrived: float, service_s: float, now: float) -> float:
-        """Seconds until a prompt of ``service_s`` would begin if it came now: what runs, and what would go before."""
-        if not self._waiting or not self._ordering.preempts:
-            return self.queued_s(now)
-        key = self._ordering.key(arrived, service_s, service_s)
-        ahead = sum(other.service_s - other.done_s for place, _, other in self._waiting if place <= key)
-        return ahead + (self.ends_at - now if self.running is not None else 0.0)
-
     def facts(self, job: Job, cached: int, held: int, now: float) -> PrefillNodeFacts:
         """What a decision about ``job`` may know of this node, which has ``cached`` and ``held`` tokens of it."""
         if self.running is None and not held:
             return self._idle_facts
-        ahead_s = self.ahead_s(job.arrived, self.curve.seconds(cached, job.stop), now)
-        return PrefillNodeFacts(self.name, self.queued_tokens, MOST_JOBS, self.curve, cached, held, queued_s=ahead_s)
+        wait_s = self._waiting_s + (self.ends_at - now if self.running is not None else 0.0)
+        return PrefillNodeFacts(self.name, self.queued_tokens, MOST_JOBS, self.curve, cached, held, queued_s=wait_s)
 
     def submit(self, job: Job, now: float) -> None:
         """Take a prompt."""
@@ -160,10 +153,11 @@ class PrefillNode:
         heapify(self._waiting)
         self._waiting_s -= job.service_s - job.done_s
 
-    def shed(self) -> list[Job]:
-        """Give up what waits here and has not begun; what has begun stays."""
-        gone = [job for _, _, job in sorted(self._waiting) if not job.begun]
-        self._waiting = [entry for entry in self._waiting if entry[2].begun]
+    def shed(self, which: Callable[[Job], bool]) -> list[Job]:
+        """Give up those that wait here, have not begun and are meant; what has begun stays."""
+        gone = [job for _, _, job in self._waiting if not job.begun and which(job)]
+        leave = {job.index for job in gone}
+        self._waiting = [entry for entry in self._waiting if entry[2].index not in leave]
         heapify(self._waiting)
         for job in gone:
             self.queued_tokens -= job.stop - job.cached

@@ -1,7 +1,7 @@
 """Machines that change their role: who asks for it, and draining, converting, serving again.
 
-A machine that leaves prefill hands what it has not begun to others and finishes what it has; one that leaves decode
-finishes every request that was promised to it. Then it converts for as long as the settings say.
+A machine that drains finishes what has begun. What has not, because its prompt still waits to be prefilled there, or
+elsewhere for a machine that leaves decode, is decided anew. Then the machine converts, for as long as the settings say.
 """
 
 from __future__ import annotations
@@ -103,9 +103,13 @@ class RoleKeeper:
         self._world.records.conversions.append(self._leaving[name])
         self._world.gathering.roles_changed()
         if machine.role is Role.PREFILL:
-            for job in machine.prefill.shed():
-                self._world.undo(job)
-                self._world.route(job, now)
+            unbegun = machine.prefill.shed(lambda job: True)
+        else:
+            nodes = self._world.prefillers.values()
+            unbegun = [job for node in nodes for job in node.shed(lambda job: job.decode_node == name)]
+        for job in sorted(unbegun, key=lambda job: job.index):
+            self._world.undo(job)
+            self._world.route(job, now)
         self.freed(name, now)
         return True
 
