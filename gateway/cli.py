@@ -16,6 +16,7 @@ _OWN = {
     "status": ("gateway.commands.operate:status", "Show whether a gateway can serve, and what it has."),
     "keys": ("gateway.commands.keys:keys", "Create, list and revoke API keys."),
     "explain": ("gateway.commands.explain:explain", "Say why a request was sent where it went."),
+    "profile": ("gateway.commands.profile:profile_command", "Measure a running stack for the simulator."),
     "plan": ("gateway.commands.plan:plan", "Work out capacities and splits; approve what a gateway proposes."),
 }
 

@@ -164,6 +164,7 @@ def build_routes(
             "created": started,
             "owned_by": "prfaas",
             "max_model_len": registry.context_tokens,
+            "vocab_size": model.vocab_size,
             "fingerprint": model.fingerprint.parts(),
         }
 

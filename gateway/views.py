@@ -63,6 +63,7 @@ def node_view(node: NodeSession, now: float) -> dict[str, Any]:
         "accepting": node.accepting,
         "jobs": len(node.jobs),
         "free_slots": node.free_slots,
+        "max_running": join.max_running,
         "queued_tokens": node.queued_tokens,
         "prefill_tokens_per_s": node.speed.tokens_per_s,
         "codecs": [msgspec.structs.asdict(codec) for codec in node.codecs.facts(now)],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import ssl
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +18,8 @@ from rich.table import Table
 F = TypeVar("F", bound=Callable[..., Any])
 
 TIMEOUT_S = 15.0
+STREAM_S = 300.0
+"""Between two pieces of a streamed answer."""
 
 
 class Api:
@@ -46,9 +49,39 @@ class Api:
         except ValueError as error:
             raise click.ClickException(f"gateway {self._url}: the answer is not JSON; is this a gateway?") from error
         if answer.is_error:
-            message = plain.get("error", {}).get("message") if isinstance(plain, dict) else None
-            raise click.ClickException(message or f"gateway {self._url}: HTTP {answer.status_code}")
+            raise click.ClickException(_message(answer) or f"gateway {self._url}: HTTP {answer.status_code}")
         return dict(plain)
+
+    def stream(self, path: str, body: dict[str, Any], headers: dict[str, str], timeout_s: float = STREAM_S) -> float:
+        """Read a streamed answer to its end; seconds to its first event. Raises ClickException for half of one too."""
+        began, first_s = time.monotonic(), None
+        patience = httpx.Timeout(TIMEOUT_S, read=timeout_s)
+        try:
+            streamed = body | {"stream": True}
+            with self._http.stream("POST", path, json=streamed, headers=headers, timeout=patience) as answer:
+                if answer.is_error:
+                    answer.read()
+                    raise click.ClickException(_message(answer) or f"gateway {self._url}: HTTP {answer.status_code}")
+                for line in answer.iter_lines():
+                    if not line.startswith("data: "):
+                        continue
+                    if first_s is None:
+                        first_s = time.monotonic() - began
+                    if line.startswith('data: {"error"'):
+                        raise click.ClickException(json.loads(line.removeprefix("data: "))["error"]["message"])
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise click.ClickException(f"gateway {self._url}: {error or type(error).__name__}") from error
+        if first_s is None:
+            raise click.ClickException(f"gateway {self._url}: an answer without a token")
+        return first_s
+
+
+def _message(answer: httpx.Response) -> str | None:
+    try:
+        plain = answer.json()
+    except ValueError:
+        return None
+    return plain.get("error", {}).get("message") if isinstance(plain, dict) else None
 
 
 def gateway_options(command: F) -> F:

@@ -23,10 +23,16 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LinkSpec:
-    """A way to the local decode nodes."""
+    """A way to the local decode nodes. What comes that way also takes a time that keeps nobody else waiting."""
 
     bytes_per_s: float
     rtt_s: float = 0.0
+    handling_s: float = 0.0
+    handling_token_s: float = 0.0
+
+    def delay_s(self, tokens: int) -> float:
+        """From the last byte of a prompt's cache having left to its first step."""
+        return self.rtt_s + self.handling_s + self.handling_token_s * tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from scheduler.decision import Decision, Option
 from scheduler.facts import Facts, PrefillCurve
 from scheduler.simulator.clock import Clock
 from scheduler.simulator.decode import DecodeNode
-from scheduler.simulator.fleet import LOCAL, Fleet, Role, Settings
+from scheduler.simulator.fleet import LOCAL, Fleet, LinkSpec, Role, Settings
 from scheduler.simulator.flows import Flow
 from scheduler.simulator.gathering import Gathering, Site
 from scheduler.simulator.jobs import Job
@@ -55,7 +55,7 @@ class Arrives:
 
 
 class CacheArrives:
-    """The last byte of a cache has come, a round trip after it left; void where the request goes another way by now."""
+    """A cache has come and can be decoded from; void where the request goes another way by now."""
 
     __slots__ = ("attempt", "job", "world")
 
@@ -114,6 +114,7 @@ class World:
         self.decoders: dict[str, DecodeNode] = {}
         self.sites: list[Site] = []
         self.links: dict[str, Link] = {}
+        self._ways: dict[str, LinkSpec] = {LOCAL: fleet.local_link} | {each.name: each.link for each in fleet.clusters}
         self.speeds: dict[str, LinkState] = {}
         self.stores: dict[str, PrefixStore] = {}
         self.parked: list[Job] = []
@@ -138,7 +139,9 @@ class World:
             for number in range(kind.count):
                 name = f"{kind.name}-{number}"
                 prefill = self._prefill_node(name, LOCAL, kind.curve)
-                decode = DecodeNode(name, kind.step_s, kind.curve, clock, self, self.settings.chunk_s)
+                # what is prefilled in place, mixing or not, takes a chunk between two steps
+                chunk_s = self.settings.chunk_s or kind.curve.seconds(0, fleet.chunk_tokens)
+                decode = DecodeNode(name, kind.step_s, kind.curve, clock, self, chunk_s)
                 role = Role.PREFILL if number < kind.prefill else Role.DECODE
                 self.machines[name] = Machine(name, role, prefill, decode)
                 self.decoders[name] = decode
@@ -211,7 +214,7 @@ class World:
         elif job.stop > job.cached:
             self.decoders[job.prefill_node or job.decode_node].mix(job, now)
         else:
-            decode.ready(job, now)
+            self._arrives(job, self.fleet.local_link.delay_s(0), now)
         if self.watcher is not None:
             self.watcher.dispatched(job, option, now)
         return option
@@ -287,9 +290,12 @@ class World:
         if job.blocks and job.decode_node in self.stores:
             self.stores[job.decode_node].keep(job.blocks, job.stop)
         job.flow = None
-        if link.rtt_s > 0:
+        self._arrives(job, self._ways[node.cluster].delay_s(job.stop), now)
+
+    def _arrives(self, job: Job, delay_s: float, now: float) -> None:
+        if delay_s > 0:
             self.arriving[job.index] = job
-            self.clock.at(now + link.rtt_s, CacheArrives(self, job))
+            self.clock.at(now + delay_s, CacheArrives(self, job))
         else:
             self.decoders[job.decode_node].ready(job, now)
 
@@ -299,7 +305,7 @@ class World:
         """A prompt computed beside streams decodes here or, over the local network, at once elsewhere."""
         if job.blocks and node.name in self.stores:
             self.stores[node.name].keep(job.blocks, job.stop)
-        self.decoders[job.decode_node].ready(job, now)
+        self._arrives(job, self.fleet.local_link.delay_s(0), now)
 
     def stream_begins(self, job: Job, now: float, first_at: float) -> None:
         """The first token is under way."""
