@@ -6,6 +6,7 @@ import msgspec
 
 from gateway import rebalance_config
 from gateway.access import OPEN_PATHS, Access
+from gateway.affinity import Affinity
 from gateway.asgi import Receive, Scope, Send
 from gateway.building import AttemptBuilder
 from gateway.config import GatewayConfig
@@ -36,7 +37,7 @@ from gateway.verification import Verification
 from kvcache.wire import Role
 from scheduler.budget import FallbackBudget
 from scheduler.policy import RoutingPolicy
-from scheduler.values import PolicyValues
+from scheduler.threshold import ThresholdFollower
 
 STREAM_PATH = "/v1/nodes/stream"
 
@@ -60,7 +61,7 @@ class Gateway:
             config,
             model,
             self.registry,
-            RoutingPolicy(PolicyValues(remote_codec=config.remote_codec)),
+            RoutingPolicy(config.policy),
             FallbackBudget(),
             builder,
             self.decisions,
@@ -68,6 +69,7 @@ class Gateway:
             threshold,
             meter,
             self.kv_index,
+            Affinity(),
         )
         own_nodes = OwnNodes()
         self.rebalancing = self._long_term(model, builder, own_nodes, threshold, meter)
@@ -97,7 +99,10 @@ class Gateway:
             setup.limits,
         )
         observer = Observer(self.registry, meter, model.layout)
-        return Rebalancing(setup.settings, setup.step_s, observer, conversions, threshold, history, leadership)
+        follower = ThresholdFollower() if self.config.threshold_auto else None
+        return Rebalancing(
+            setup.settings, setup.step_s, observer, conversions, threshold, history, leadership, follower
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI entry point."""

@@ -20,7 +20,8 @@ from scheduler.facts import RequestFacts
 class Prompted:
     """A request ready to be routed. ``facts.request_id`` is internal and unique; ``request_id`` is the client's.
 
-    ``names`` are those of the full blocks of the prompt less its last token.
+    ``names`` are those of the full blocks of the prompt less its last token. ``session`` is what the client calls
+    the conversation. ``measures``: it is no traffic, but sent to measure the stack.
     """
 
     request_id: str
@@ -29,6 +30,8 @@ class Prompted:
     token_ids: tuple[int, ...]
     sampling: Sampling
     names: tuple[bytes, ...] = ()
+    session: str | None = None
+    measures: bool = False
 
 
 class AttemptBuilder:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kvcache.layout import DType
 from scheduler.controller.settings import Mode
+from scheduler.values import PolicyValues
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """Of clusters and nodes: safe in a header, a path and a log line. To be matched in full."""
@@ -47,9 +48,15 @@ class EngineEvents:
         return cls(node_id, publish, *rest)
 
 
+DEFAULT_POLICY = PolicyValues()
+
+
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
-    """All that an operator sets. Times are seconds, sizes bytes."""
+    """All that an operator sets. Times are seconds, sizes bytes.
+
+    ``threshold_auto``: ``threshold_tokens`` is where it starts, and what traffic, nodes and links make of it follows.
+    """
 
     model_dir: Path
     model_name: str
@@ -58,8 +65,9 @@ class GatewayConfig:
     port: int = 8000
     local_cluster: str = "local"
     threshold_tokens: int = 1024
+    threshold_auto: bool = False
+    policy: PolicyValues = DEFAULT_POLICY
     fallback: FallbackPolicy = FallbackPolicy.LOCAL
-    remote_codec: str = "lossless"
     state_file: Path | None = None
     kv_events: tuple[EngineEvents, ...] = ()
     rebalance: Mode = Mode.OBSERVE

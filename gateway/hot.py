@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 Parse = Callable[[bytes], GenerationRequest]
 
+MEASURE = "x-prfaas-measure"
+"""With the value 1: a request of ``prfaas profile``."""
 READ_GRACE_S = 5.0
 """How long after its deadline an answer that is ready may still wait for a client that does not read."""
 
@@ -112,7 +114,10 @@ class Generation:
     def _check(self, principal: Principal, scope: Scope) -> None:
         if scope["method"] != "POST":
             raise ApiError(405, f"{scope['path']} takes POST, not {scope['method']}", code="method_not_allowed")
-        if not principal.may(Role.CLIENT):
+        if _measures(scope):
+            if not principal.may(Role.PLANNER):
+                raise ApiError(403, f"{MEASURE} needs a key with role planner", param=MEASURE, code="role_forbidden")
+        elif not principal.may(Role.CLIENT):
             raise ApiError(403, f"a key with role {principal.role} may not generate", code="role_forbidden")
         if self.draining:
             raise ApiError(503, "this gateway is shutting down", code="shutting_down", retry_after_s=1)
@@ -187,7 +192,7 @@ class Generation:
                 code="model_not_found",
             )
         hint, hint_cluster = self._route_hint(scope, principal)
-        quality = _quality(scope)
+        quality, session = _quality(scope), _session(scope)
         token_ids = await self._token_ids(request)
         sampling = msgspec.structs.replace(request.sampling, max_tokens=self._room(request, len(token_ids)))
         facts = RequestFacts(
@@ -199,9 +204,16 @@ class Generation:
             hint_cluster=hint_cluster,
             allowed_clusters=principal.clusters,
             quality=quality,
+            barred_clusters=principal.limits.barred,
+            regions=principal.limits.regions,
+            trusted_only=principal.limits.trusted_only or principal.limits.share_cache,
+            tenant=principal.tenant,
+            session_nodes=self._s.affinity.nodes(principal.tenant, session, asyncio.get_running_loop().time()),
         )
         names = await self._names(token_ids, facts)
-        return Prompted(exchange.request_id, exchange.path, facts, token_ids, sampling, names)
+        return Prompted(
+            exchange.request_id, exchange.path, facts, token_ids, sampling, names, session, _measures(scope)
+        )
 
     async def _names(self, token_ids: tuple[int, ...], facts: RequestFacts) -> tuple[bytes, ...]:
         """Names of the prompt's full blocks; its last token is always computed, so it is in none."""
@@ -260,7 +272,7 @@ class Generation:
         value = header(scope, name.encode())
         if value is None:
             return RouteHint.NONE, None
-        if not principal.route_hint:
+        if not (principal.route_hint or _measures(scope)):
             raise ApiError(
                 403,
                 "this key may not give route hints; create one with --route-hint",
@@ -281,6 +293,11 @@ class Generation:
             self._s.metrics.cached_tokens.inc(done.cached_tokens)
 
 
+def _measures(scope: Scope) -> bool:
+    """Whether this is no traffic but a measurement of the stack, which is to leave no trace in what is observed."""
+    return header(scope, MEASURE.encode()) == "1"
+
+
 def _quality(scope: Scope) -> Quality:
     """How inexact the request lets its KV become; exact unless it says otherwise. Raises ApiError."""
     name = "x-prfaas-kv-quality"
@@ -289,6 +306,15 @@ def _quality(scope: Scope) -> Quality:
         return Quality.EXACT if value is None else Quality(value)
     except ValueError:
         raise bad_field(name, f"{name} must be one of {', '.join(Quality)}") from None
+
+
+def _session(scope: Scope) -> str | None:
+    """What the client calls the conversation that this request goes on with. Raises ApiError."""
+    name = "x-session-id"
+    value = header(scope, name.encode())
+    if value is not None and not _REQUEST_ID.fullmatch(value):
+        raise bad_field(name, f"{name} must be 1 to 128 letters, digits, dots, dashes, colons or underscores")
+    return value
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.affinity import Affinity
 from gateway.attempts import Attempt, AttemptFailed
 from gateway.building import AttemptBuilder, Prompted
 from gateway.config import FallbackPolicy, GatewayConfig
@@ -28,10 +29,11 @@ from gateway.traffic import TrafficMeter, uncached_at_home
 from kvcache.control import Delta, Finished
 from kvcache.wire import Role
 from scheduler.budget import FallbackBudget
-from scheduler.decision import Decision, Option
+from scheduler.decision import Decision, Option, Reason, Refusal
 from scheduler.facts import Facts
 from scheduler.policy import RoutingPolicy
 from scheduler.predict import compute_s
+from scheduler.replay import SCHEMA
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +58,7 @@ class Services:
     threshold: Threshold
     meter: TrafficMeter
     prefixes: PrefixLookup
+    affinity: Affinity
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,7 @@ class RequestLife:
         self._attempts: list[Attempt] = []
         self._decisions: list[Decision] = []
         self._holds_nothing: set[str] = set()
+        self._dispatched_at = self._began
         self._first_at: float | None = None
         self._finished: Finished | None = None
         self._closed = False
@@ -151,7 +155,8 @@ class RequestLife:
         if self._closed:
             return
         self._closed = True
-        self._s.meter.ended(self, self._finished is not None)
+        if not self._p.measures:
+            self._s.meter.ended(self, self._finished is not None)
         if self._finished is not None:
             outcome = "finished"
         if self._attempts:
@@ -161,7 +166,7 @@ class RequestLife:
     # ---- one attempt
 
     def _start(self, decision: Decision, priority: int) -> Attempt:
-        if not self._decisions:
+        if not self._decisions and not self._p.measures:
             self._s.meter.arrived(uncached_at_home(decision, self._p.facts.prompt_tokens))
         self._decisions.append(decision)
         kind = "none" if decision.chosen is None else "remote" if decision.remote else "local"
@@ -180,6 +185,7 @@ class RequestLife:
             attempt.option.decode_node,
             decision.reason.value,
         )
+        self._dispatched_at = self._loop.time()
         attempt.dispatch()
         return attempt
 
@@ -191,6 +197,7 @@ class RequestLife:
             item = await attempt.next(max(0.0, patience))
         except TimeoutError:
             if patience < left:
+                self._learn(attempt, self._loop.time())
                 late = AttemptFailed("wait", "late", f"no token after {patience:.1f} s")
                 attempt.close("late", late)
                 raise late from None
@@ -199,10 +206,21 @@ class RequestLife:
         self._s.metrics.ttft.labels(self.route.route).observe(self._first_at - self._began)
         self._saw(item)
         self._count_transfer(attempt)
-        for node in (attempt.option.prefill_node, attempt.option.decode_node):
-            if node is not None:
-                self._s.prefixes.sent(node, self._p.names, self._first_at)
+        self._learn(attempt, self._first_at)
+        nodes = [node for node in (attempt.option.prefill_node, attempt.option.decode_node) if node is not None]
+        for node in nodes:
+            self._s.prefixes.sent(node, self._p.names, self._first_at)
+        self._s.affinity.served(self._p.facts.tenant, self._p.session, nodes, self._first_at)
         return item
+
+    def _learn(self, attempt: Attempt, now: float) -> None:
+        """How far the prediction was off, which a fallback's is for reasons of its own."""
+        decision, option = self._decisions[-1], attempt.option
+        if option.cluster is None or option.predicted_ttft_s is None or decision.reason is Reason.FALLBACK:
+            return
+        applied = next(cluster.ttft_ratio for cluster in decision.facts.clusters if cluster.name == option.cluster)
+        ratio = self._s.registry.accuracy(option.cluster)
+        ratio.observe(option.predicted_ttft_s / applied, now - self._dispatched_at, now)
 
     def _fall_back(self, failed: Attempt, failure: AttemptFailed) -> Attempt:
         """Start the attempt at home, if the budget has room. Raises ApiError 503."""
@@ -256,7 +274,8 @@ class RequestLife:
 
     def _saw(self, item: Delta | Finished) -> None:
         if isinstance(item, Delta):
-            self._s.meter.spoke(self, len(item.token_ids), time.monotonic())
+            if not self._p.measures:
+                self._s.meter.spoke(self, len(item.token_ids), time.monotonic())
         else:
             self._finished = item
             if item.prompt_tokens != len(self._p.token_ids):
@@ -301,11 +320,15 @@ class RequestLife:
             }
         first_ways = 1 + len(self._holds_nothing)
         record = {
+            "schema": SCHEMA,
             "id": self._p.facts.request_id,
             "request_id": self._p.request_id,
             "at": self._began_wall,
             "endpoint": self._p.endpoint,
+            "measures": self._p.measures,
+            "policy": self._s.policy.values,
             "decision": self._decisions[0] if self._decisions else None,
+            "retried": self._decisions[1:first_ways],
             "fallback_decision": self._decisions[first_ways] if len(self._decisions) > first_ways else None,
             "attempts": [attempt.record() for attempt in self._attempts],
             "route": self.route.route if self._attempts else None,
@@ -316,14 +339,8 @@ class RequestLife:
             "usage": usage,
             "finish": None if done is None else done.reason,
         }
-        plain: dict[str, Any] = msgspec.to_builtins(record, enc_hook=_plain, str_keys=True)
+        plain: dict[str, Any] = msgspec.to_builtins(record, order="deterministic", str_keys=True)
         return plain
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, frozenset):
-        return sorted(value)
-    raise TypeError(f"{type(value).__name__} in a decision record")
 
 
 def _refused(decision: Decision) -> ApiError:
@@ -332,7 +349,11 @@ def _refused(decision: Decision) -> ApiError:
         "no_decode_node": "no decode node accepts work; start one with `prfaas node --role decode`",
         "hinted_cluster_unavailable": "the hinted cluster has no prefill node that accepts work",
         "overloaded": "all nodes are full",
+        "residency": "this key's prompts may not be where this gateway decodes; set its region with "
+        "`prfaas clusters set`, or use a gateway there",
     }
+    if decision.reason is Refusal.RESIDENCY:
+        return ApiError(403, cures[word], code=word)
     return ApiError(503, cures[word], code=word, retry_after_s=RETRY_AFTER_S)
 
 

@@ -70,24 +70,32 @@ class Observer:
             nodes = [node for node in self._registry.nodes(cluster.name, Role.PREFILL) if node.accepting]
             if cluster.local or cluster.state is not ClusterState.ACTIVE or not nodes:
                 continue
-            kinds = tuple(PrefillNodes(1, _at_rate(node) or like) for node in nodes)
+            kinds = tuple(PrefillNodes(1, _of(node) or like) for node in nodes)
             rate = self._registry.link(cluster.name).bytes_per_s
             found.append(PrefillCluster(cluster.name, kinds, inf if rate is None else rate))
         return found
 
 
 def _prefill(nodes: list[NodeSession]) -> PrefillProfile | None:
-    rates = [rate for node in nodes if (rate := node.speed.tokens_per_s)]
-    return _rate_profile(KIND, sum(rates) / len(rates)) if rates else None
+    curves = [curve for node in nodes if (curve := node.speed.curve) is not None]
+    if not curves:
+        return None
+    count = len(curves)
+    return _profile(
+        KIND,
+        sum(curve.fixed_s for curve in curves) / count,
+        sum(curve.token_s for curve in curves) / count,
+        sum(curve.square_s for curve in curves) / count,
+    )
 
 
-def _at_rate(node: NodeSession) -> PrefillProfile | None:
-    rate = node.speed.tokens_per_s
-    return None if not rate else _rate_profile(node.node_id, rate)
+def _of(node: NodeSession) -> PrefillProfile | None:
+    curve = node.speed.curve
+    return None if curve is None else _profile(node.node_id, curve.fixed_s, curve.token_s, curve.square_s)
 
 
-def _rate_profile(name: str, tokens_per_s: float) -> PrefillProfile:
-    return PrefillProfile(name, 0.0, KILO / tokens_per_s, 0.0)
+def _profile(name: str, fixed_s: float, token_s: float, square_s: float) -> PrefillProfile:
+    return PrefillProfile(name, fixed_s, token_s * KILO, square_s * KILO * KILO)
 
 
 def _decode(nodes: list[NodeSession]) -> DecodeProfile | None:

@@ -20,15 +20,19 @@ from scheduler.controller.actions import Action, Convert, SetThreshold
 from scheduler.controller.assessment import Assessment
 from scheduler.controller.controller import Controller
 from scheduler.controller.forecast import DailyPattern
-from scheduler.controller.observation import Stage
+from scheduler.controller.observation import Observation, Stage
 from scheduler.controller.proposals import NoSuchProposal, Proposal
 from scheduler.controller.settings import ControllerSettings
+from scheduler.threshold import ThresholdFollower
 
 log = logging.getLogger(__name__)
 
 
 class Rebalancing:
-    """Owns the controller and drives it between ``start`` and ``stop``. Only a gateway that leads acts."""
+    """Owns the controller and drives it between ``start`` and ``stop``. Only a gateway that leads acts.
+
+    ``follower`` follows the best threshold, where it is automatic.
+    """
 
     def __init__(
         self,
@@ -39,13 +43,17 @@ class Rebalancing:
         threshold: Threshold,
         history: History,
         leadership: Leadership,
+        follower: ThresholdFollower | None = None,
     ) -> None:
         self.conversions = conversions
         self.history = history
         self.step_s = step_s
+        self.seen: Observation | None = None
+        """The newest look at the fleet."""
         self._observer = observer
         self._threshold = threshold
         self._leadership = leadership
+        self._follower = follower
         self._task: asyncio.Task[None] | None = None
         self.controller = Controller(
             settings,
@@ -83,10 +91,12 @@ class Rebalancing:
     def step(self, now: float) -> None:
         """Look once and act."""
         seen = self._observer.observe(self._threshold.tokens, self.conversions.take_failed())
+        self.seen = seen or self.seen
         if seen is None or not self._leadership.leads:
             return
         for action in self.controller.step(seen, now):
             self._act(action)
+        self._follow()
         slot = self.controller.finished_slot
         if slot is not None:
             self.history.add_slot(slot)
@@ -129,6 +139,16 @@ class Rebalancing:
                     )
                 except ApiError as error:  # it changed meanwhile; the next step sees that
                     self.history.note(ActionRecord(time.time(), "not_converted", f"{node_id}: {error.message}"))
+
+    def _follow(self) -> None:
+        """Set the threshold anew where that was left to what is seen, whoever moves nodes."""
+        if self._follower is None or self.assessment is None:
+            return
+        tokens = self._follower.follow(self._threshold.tokens, self.assessment.threshold_best)
+        if tokens != self._threshold.tokens:
+            self._threshold.tokens = tokens
+            self._threshold.reason = "prefill at home and in the clusters are full together there"
+            log.info("threshold tokens=%d", tokens)
 
     def _figures(self) -> dict[str, Any]:
         figures: dict[str, Any] = msgspec.to_builtins(self.assessment)

@@ -11,7 +11,11 @@ from gateway.config import ConfigError, EngineEvents, FallbackPolicy, GatewayCon
 from kvcache.layout import DType
 from kvcache.quality import Quality
 from scheduler.controller.settings import Mode
+from scheduler.values import PolicyValues
 
+AUTO = "auto"
+START_TOKENS = 1024
+"""Where an automatic threshold begins."""
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -24,10 +28,31 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--local-cluster", default="local", show_default=True, help="Name of the cluster that decodes.")
 @click.option(
     "--threshold",
-    type=click.IntRange(0),
-    default=1024,
+    default="1024",
     show_default=True,
-    help="Uncached tokens above which a prompt is prefilled remotely.",
+    metavar="TOKENS|auto",
+    help="Uncached tokens above which a prompt is prefilled remotely; auto: found from what is seen.",
+)
+@click.option(
+    "--routing",
+    type=click.Choice(["act", "observe"]),
+    default="act",
+    show_default=True,
+    help="observe: decide and record, but prefill at home what no hint sends away.",
+)
+@click.option(
+    "--remote-slack",
+    type=click.FloatRange(0),
+    default=0.0,
+    show_default=True,
+    help="Seconds that a remote way may be predicted slower than the local one and still be taken.",
+)
+@click.option(
+    "--price-seconds",
+    type=click.FloatRange(0),
+    default=0.0,
+    show_default=True,
+    help="Seconds of time to first token that one unit of the clusters' prices is worth.",
 )
 @click.option(
     "--fallback",
@@ -81,7 +106,10 @@ def gateway(
     host: str,
     port: int,
     local_cluster: str,
-    threshold: int,
+    threshold: str,
+    routing: str,
+    remote_slack: float,
+    price_seconds: float,
     remote_codec: str,
     fallback: str,
     state: Path | None,
@@ -108,8 +136,14 @@ def gateway(
             host=host,
             port=port,
             local_cluster=local_cluster,
-            threshold_tokens=threshold,
-            remote_codec=remote_codec,
+            threshold_tokens=_tokens(threshold),
+            threshold_auto=threshold == AUTO,
+            policy=PolicyValues(
+                remote_codec=remote_codec,
+                observe=routing == "observe",
+                slack_s=remote_slack,
+                seconds_per_unit=price_seconds,
+            ),
             fallback=FallbackPolicy(fallback),
             state_file=state,
             kv_events=tuple(EngineEvents.parse(text) for text in kv_events),
@@ -125,6 +159,14 @@ def gateway(
         serve(config)
     except ConfigError as error:
         raise click.ClickException(str(error)) from error
+
+
+def _tokens(threshold: str) -> int:
+    if threshold == AUTO:
+        return START_TOKENS
+    if not threshold.isascii() or not threshold.isdigit():
+        raise ConfigError(f"--threshold: {threshold!r} is neither a number of tokens nor {AUTO}")
+    return int(threshold)
 
 
 def _token(file: Path) -> str:
