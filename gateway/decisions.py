@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from contextlib import suppress
+from typing import Any, TypeVar
 
 import msgspec
 
 from gateway.state import State
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 IN_MEMORY = 1024
 ON_DISK = 10_000
@@ -67,6 +71,25 @@ class Decisions:
             return list(reversed(self._recent.values()))[:limit]
         rows = self._disk.execute("SELECT record FROM decisions ORDER BY seq DESC LIMIT ?", (limit,))
         return [msgspec.json.decode(row[0]) for row in rows]
+
+    def each(self, kind: type[T], limit: int = ON_DISK) -> list[T]:
+        """The newest records as ``kind``, which may lack fields, newest first; what does not fit is left out."""
+        rows: Iterable[dict[str, Any] | bytes] = list(reversed(self._recent.values()))[:limit]
+        if self._disk is not None:
+            statement = "SELECT record FROM decisions ORDER BY seq DESC LIMIT ?"
+            rows = [row[0] for row in self._disk.execute(statement, (limit,))]
+        found = []
+        for row in rows:
+            with suppress(msgspec.ValidationError):
+                found.append(
+                    msgspec.json.decode(row, type=kind) if isinstance(row, bytes) else msgspec.convert(row, kind)
+                )
+        return found
+
+    @property
+    def most_kept(self) -> int:
+        """How many records there may be."""
+        return IN_MEMORY if self._disk is None else ON_DISK
 
     def close(self) -> None:
         """Write what is pending. Idempotent."""

@@ -23,6 +23,8 @@ from gateway.openai.requests import MAX_PROMPT_IDS, chat_messages, convert, deco
 from gateway.rebalance_routes import add_rebalance_routes
 from gateway.rebalancing import Rebalancing
 from gateway.registry import Cluster, Dial
+from gateway.report.gathering import ReportSource
+from gateway.report_routes import add_report_routes
 from gateway.terms import ClusterTerms, KeyLimits
 from gateway.tokenizing import Tokenizing
 from gateway.views import cluster_view, key_view, node_view, prefix_view
@@ -268,6 +270,7 @@ def build_routes(
         )
 
     add_rebalance_routes(api, rebalancing, body_of)
+    add_report_routes(api, ReportSource(decisions, registry, rebalancing), model.name)
 
     # ---- decisions and keys
 

@@ -1,0 +1,154 @@
+"""From what a gateway keeps and knows to what a report is made of."""
+
+from __future__ import annotations
+
+import time
+from math import isfinite
+
+import msgspec
+
+from gateway.decisions import Decisions
+from gateway.history import ConversionRecord
+from gateway.rebalancing import Rebalancing
+from gateway.registry import Registry
+from scheduler.report.conversions import Converted
+from scheduler.report.egress import Site
+from scheduler.report.latency import Goals
+from scheduler.report.report import ReportInputs
+from scheduler.report.requests import Served, Shipment
+
+MOST_CONVERSIONS = 100
+MOST_PROPOSALS = 20
+BYTES_PER_GBIT = 1e9 / 8
+
+
+class _Node(msgspec.Struct, frozen=True, gc=False):
+    cached_tokens: int = 0
+
+
+class _Cluster(msgspec.Struct, frozen=True, gc=False):
+    local: bool
+    nodes: tuple[_Node, ...]
+
+
+class _Request(msgspec.Struct, frozen=True, gc=False):
+    prompt_tokens: int
+
+
+class _Facts(msgspec.Struct, frozen=True, gc=False):
+    request: _Request
+    clusters: tuple[_Cluster, ...]
+    decode_nodes: tuple[_Node, ...]
+
+
+class _Decision(msgspec.Struct, frozen=True, gc=False):
+    facts: _Facts
+
+
+class _Attempt(msgspec.Struct, frozen=True, gc=False):
+    cluster: str | None = None
+    prefill_s: float = 0.0
+    wire_bytes: int = 0
+
+
+class _Usage(msgspec.Struct, frozen=True, gc=False):
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+class Kept(msgspec.Struct, frozen=True, gc=False):
+    """What of a decision record a report needs."""
+
+    at: float
+    decision: _Decision | None = None
+    attempts: tuple[_Attempt, ...] = ()
+    route: str | None = None
+    fallback: bool = False
+    ttft_s: float | None = None
+    tokens_per_s: float | None = None
+    usage: _Usage | None = None
+
+    def served(self) -> Served | None:
+        """As a report knows a request; None for one that no decision was made about."""
+        if self.decision is None:
+            return None
+        facts = self.decision.facts
+        cached = [node.cached_tokens for cluster in facts.clusters if cluster.local for node in cluster.nodes]
+        cached += [node.cached_tokens for node in facts.decode_nodes]
+        usage = self.usage
+        return Served(
+            at=self.at,
+            prompt_tokens=facts.request.prompt_tokens,
+            uncached_tokens=max(0, facts.request.prompt_tokens - 1 - max(cached, default=0)),
+            finished=usage is not None,
+            remote=(self.route or "").startswith("remote:"),
+            fallback=self.fallback,
+            ttft_s=self.ttft_s,
+            tpot_s=1 / self.tokens_per_s if self.tokens_per_s else None,
+            cached_tokens=None if usage is None else usage.cached_tokens,
+            output_tokens=None if usage is None else usage.completion_tokens,
+            shipments=tuple(
+                Shipment(one.cluster, one.prefill_s, one.wire_bytes)
+                for one in self.attempts
+                if one.cluster is not None and (one.prefill_s or one.wire_bytes)
+            ),
+        )
+
+
+class ReportSource:
+    """Reads what is there and changes nothing."""
+
+    def __init__(self, decisions: Decisions, registry: Registry, rebalancing: Rebalancing) -> None:
+        self._decisions = decisions
+        self._registry = registry
+        self._rebalancing = rebalancing
+
+    def inputs(self, since: float | None, goals: Goals) -> ReportInputs:
+        """Everything but the requests, as of now; on the event loop."""
+        controller, history = self._rebalancing.controller, self._rebalancing.history
+        return ReportInputs(
+            requests=(),
+            until=time.time(),
+            settings=controller.settings,
+            since=since,
+            seen=self._rebalancing.seen,
+            sites=tuple(self._sites()),
+            conversions=tuple(
+                _converted(one) for one in history.conversions(MOST_CONVERSIONS) if since is None or one.began >= since
+            ),
+            proposals=tuple(controller.proposals.all[:MOST_PROPOSALS]),
+            goals=goals,
+        )
+
+    def requests(self, since: float | None, until: float) -> tuple[list[Served], bool]:
+        """Those kept of a window, and whether older ones of it are gone; off the event loop."""
+        kept = self._decisions.each(Kept)
+        found = [served for one in kept if (served := one.served()) is not None]
+        inside = [one for one in found if (since is None or one.at >= since) and one.at < until]
+        full = len(kept) >= self._decisions.most_kept
+        return inside, full and since is not None and len(inside) == len(found)
+
+    def _sites(self) -> list[Site]:
+        found = []
+        for cluster in self._registry.clusters:
+            rate = self._registry.link(cluster.name).bytes_per_s
+            limit = cluster.egress_gbps * BYTES_PER_GBIT if cluster.egress_gbps else None
+            known = None if rate is None or not isfinite(rate) else float(rate)
+            found.append(Site(cluster.name, cluster.local, cluster.terms.prices, known, limit))
+        return found
+
+
+def _converted(record: ConversionRecord) -> Converted:
+    gain = record.figures.get("gain")
+    return Converted(
+        number=record.id,
+        node=record.node_id,
+        role_from=record.role_from,
+        role_to=record.role_to,
+        began=record.began,
+        ended=record.ended,
+        outcome=record.phase.value,
+        by=record.by,
+        reason=record.reason,
+        promised_gain=gain if isinstance(gain, int | float) else None,
+    )
