@@ -15,7 +15,7 @@ ROOMS = ("kvcache", "scheduler", "engines", "prefill_service", "decode_client", 
 
 MAY_IMPORT = {
     "kvcache": (),
-    "scheduler": ("kvcache.layout", "kvcache.blocks", "kvcache.quality"),
+    "scheduler": ("kvcache.layout", "kvcache.blocks", "kvcache.quality", "kvcache.topology"),
     "engines": ("kvcache",),
     "prefill_service": ("kvcache", "engines"),
     "decode_client": ("kvcache", "engines"),
@@ -33,6 +33,7 @@ LIGHT = (
     "kvcache.wire",
     "kvcache.control",
     "kvcache.kv_events",
+    "kvcache.topology",
 )
 
 
