@@ -21,6 +21,7 @@ IN_MEMORY = 1024
 ON_DISK = 10_000
 PRUNE_EVERY = 100
 MAX_UNWRITTEN = 1024
+PAGE = 100
 
 
 class Decisions:
@@ -90,6 +91,18 @@ class Decisions:
     def most_kept(self) -> int:
         """How many records there may be."""
         return IN_MEMORY if self._disk is None else ON_DISK
+
+    def page(self, after: int, most: int = PAGE) -> tuple[list[bytes], int]:
+        """Up to ``most`` records as JSON, oldest first, and where the next page begins; the first is after 0.
+
+        Without a disk the first page has all. What was added before the call is in it, written or not.
+        """
+        if self._disk is None or self._writer is None:
+            return [msgspec.json.encode(record) for record in (() if after else list(self._recent.values()))], 1
+        self._writer.submit(int).result()  # all that was handed over before is written now
+        statement = "SELECT seq, record FROM decisions WHERE seq > ? ORDER BY seq LIMIT ?"
+        rows = self._disk.execute(statement, (after, most))
+        return [row[1] for row in rows], rows[-1][0] if rows else after
 
     def close(self) -> None:
         """Write what is pending. Idempotent."""

@@ -29,7 +29,7 @@ from gateway.traffic import TrafficMeter, uncached_at_home
 from kvcache.control import Delta, Finished
 from kvcache.wire import Role
 from scheduler.budget import FallbackBudget
-from scheduler.decision import Decision, Option, Reason, Refusal
+from scheduler.decision import Decision, Option, Reason
 from scheduler.facts import Facts
 from scheduler.policy import RoutingPolicy
 from scheduler.predict import compute_s
@@ -352,7 +352,7 @@ def _refused(decision: Decision) -> ApiError:
         "residency": "this key's prompts may not be where this gateway decodes; set its region with "
         "`prfaas clusters set`, or use a gateway there",
     }
-    if decision.reason is Refusal.RESIDENCY:
+    if decision.reason is Reason.RESIDENCY:
         return ApiError(403, cures[word], code=word)
     return ApiError(503, cures[word], code=word, retry_after_s=RETRY_AFTER_S)
 

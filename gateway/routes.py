@@ -8,11 +8,12 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from gateway.answers import json_answer, needs
+from gateway.decision_routes import add_decision_routes
 from gateway.errors import ApiError, bad_field
 from gateway.exchange import read_body
 from gateway.keys import KeyBook, Role
@@ -272,18 +273,9 @@ def build_routes(
     add_rebalance_routes(api, rebalancing, body_of)
     add_report_routes(api, ReportSource(decisions, registry, rebalancing), model.name)
 
-    # ---- decisions and keys
+    add_decision_routes(api, decisions)
 
-    @api.get("/v1/decisions", dependencies=[needs(Role.OPERATOR, Role.PLANNER)])
-    async def recent(limit: Annotated[int, Query(ge=1, le=1000)] = 50) -> Response:
-        return json_answer({"decisions": await asyncio.to_thread(decisions.recent, limit)})
-
-    @api.get("/v1/decisions/{name}", dependencies=[needs(Role.OPERATOR, Role.PLANNER)])
-    async def decision(name: str) -> Response:
-        record = await asyncio.to_thread(decisions.find, name)
-        if record is None:
-            raise ApiError(404, f"no decision is kept for request {name!r}", code="decision_not_found")
-        return json_answer(record)
+    # ---- keys
 
     @api.get("/v1/keys", dependencies=[needs(Role.ADMIN)])
     async def list_keys() -> Response:

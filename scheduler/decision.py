@@ -11,7 +11,7 @@ from scheduler.facts import Facts
 
 
 class Reason(StrEnum):
-    """Why the prompt is prefilled where it is."""
+    """Why the prompt is prefilled where it is, or nowhere."""
 
     BELOW_THRESHOLD = "below_threshold"
     ABOVE_THRESHOLD = "above_threshold"
@@ -25,15 +25,18 @@ class Reason(StrEnum):
     NO_LOCAL_PREFILL = "no_local_prefill_node"
     OBSERVED = "observe_mode"
     FALLBACK = "fallback"
-
-
-class Refusal(StrEnum):
-    """Why nothing can be done; the gateway answers 503, or 403 where it is forbidden."""
-
     NO_DECODE_NODE = "no_decode_node"
     HINTED_CLUSTER_UNAVAILABLE = "hinted_cluster_unavailable"
     OVERLOADED = "overloaded"
     RESIDENCY = "residency"
+
+    @property
+    def refuses(self) -> bool:
+        """Whether nothing can be done: the gateway answers 503, or 403 where it is forbidden."""
+        return self in _REFUSALS
+
+
+_REFUSALS = (Reason.NO_DECODE_NODE, Reason.HINTED_CLUSTER_UNAVAILABLE, Reason.OVERLOADED, Reason.RESIDENCY)
 
 
 class Bar(StrEnum):
@@ -108,7 +111,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     """
 
     chosen: Option | None
-    reason: Reason | Refusal
+    reason: Reason
     options: tuple[Option, ...]
     facts: Facts
     would_choose: Option | None = None

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scheduler.decision import Bar, Decision, Option, Reason, Refusal
+from scheduler.decision import Bar, Decision, Option, Reason
 from scheduler.facts import ClusterFacts, Facts, LinkFacts, PrefillNodeFacts, RouteHint
 from scheduler.moves import Source, abundant, longest
 from scheduler.options import Options
@@ -72,10 +72,10 @@ class _Case:
         """The case, or why the request can be served nowhere."""
         request = facts.request
         if not decodes_here(request, facts.clusters):
-            return Decision(None, Refusal.RESIDENCY, (), facts)
+            return Decision(None, Reason.RESIDENCY, (), facts)
         decode = decode_node(facts.decode_nodes, request, values.decode_slack)
         if decode is None:
-            return Decision(None, Refusal.OVERLOADED if facts.decode_nodes else Refusal.NO_DECODE_NODE, (), facts)
+            return Decision(None, Reason.OVERLOADED if facts.decode_nodes else Reason.NO_DECODE_NODE, (), facts)
         return cls(facts, values, Options(facts, values, decode))
 
     def decide(self) -> Decision:
@@ -95,14 +95,14 @@ class _Case:
         wanted = [o for o in remotes if hint is RouteHint.REMOTE or o.cluster == name]
         best = _least([o for o in wanted if not self._link(o).congested] or wanted)
         if best is None:
-            return Decision(None, Refusal.HINTED_CLUSTER_UNAVAILABLE, options, self.facts)
+            return Decision(None, Reason.HINTED_CLUSTER_UNAVAILABLE, options, self.facts)
         return Decision(best, Reason.HINT, options, self.facts)
 
     def fall_back(self) -> Decision:
         whole = self.stop - self.decode.cached_tokens <= 0
         local = self.options.in_place() if whole else _least(self._here())
         if local is None:
-            return Decision(None, Refusal.OVERLOADED, (), self.facts)
+            return Decision(None, Reason.OVERLOADED, (), self.facts)
         return Decision(local, Reason.FALLBACK, (local,), self.facts)
 
     def _by_cost(self, here: list[Option]) -> Decision:
@@ -138,7 +138,7 @@ class _Case:
         self, local: Option | None, reason: Reason, options: tuple[Option, ...], would: Option | None = None
     ) -> Decision:
         if local is None:
-            return Decision(None, Refusal.OVERLOADED, options, self.facts, would)
+            return Decision(None, Reason.OVERLOADED, options, self.facts, would)
         if not self.local_alive and reason is not Reason.OBSERVED:
             reason = Reason.NO_LOCAL_PREFILL
         return Decision(local, reason, options, self.facts, would)

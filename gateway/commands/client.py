@@ -8,7 +8,7 @@ import ssl
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import click
 import httpx
@@ -74,6 +74,18 @@ class Api:
         if first_s is None:
             raise click.ClickException(f"gateway {self._url}: an answer without a token")
         return first_s
+
+    def download(self, path: str, into: BinaryIO) -> None:
+        """Write an answer to a file as it comes. Raises ClickException."""
+        try:
+            with self._http.stream("GET", path) as answer:
+                if answer.is_error:
+                    answer.read()
+                    raise click.ClickException(_message(answer) or f"gateway {self._url}: HTTP {answer.status_code}")
+                for part in answer.iter_bytes():
+                    into.write(part)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise click.ClickException(f"gateway {self._url}: {error or type(error).__name__}") from error
 
 
 def _message(answer: httpx.Response) -> str | None:

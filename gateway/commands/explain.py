@@ -15,12 +15,23 @@ _WHY = {
     "hint": "the client asked for it",
     "nothing_to_prefill": "nothing to prefill",
     "remote_slower": "above the threshold, but every remote way was predicted slower",
+    "remote_dearer": "above the threshold, but every remote way cost more",
+    "home_busy": "no more uncached tokens than the threshold, but a queue at home made another way cheaper",
+    "link_congested": "above the threshold, but the way to every remote cluster was congested",
+    "observe_mode": "the policy only observes: it was prefilled at home",
     "no_remote_cluster": "above the threshold, but no remote cluster could take it",
     "no_local_prefill_node": "no local prefill node was alive: the decode node prefilled in place",
     "fallback": "the first way failed",
     "no_decode_node": "refused: no decode node accepted work",
     "hinted_cluster_unavailable": "refused: the hinted cluster could not take it",
     "overloaded": "refused: all nodes were full",
+    "residency": "refused: the key's prompts may not be where this gateway decodes",
+}
+
+_BARRED = {
+    "slower_than_local": "no, slower than the local way",
+    "link_congested": "no, its link is congested",
+    "being_measured": "no, another request is measuring it",
 }
 
 
@@ -34,6 +45,9 @@ def explain(api: Api, as_json: bool, request_id: str) -> None:
         print_json(record)
         return
     _decision(record["decision"])
+    for again in record.get("retried", ()):
+        click.echo("\na node held less than was thought, so again:")
+        _decision(again)
     if record["fallback_decision"]:
         click.echo()
         click.echo("then:")
@@ -57,19 +71,22 @@ def _decision(decision: dict[str, Any] | None) -> None:
     rows = [
         (
             "*" if option == chosen else "",
-            option["cluster"] or "in place",
+            _way(option),
             option["prefill_node"],
             option["decode_node"],
             option["compute_increment"],
             size(option["transfer_bytes"]),
             option["codec"],
             seconds(option["predicted_ttft_s"]) or "not measured",
-            "yes" if option["allowed"] else "no",
+            *_costs(option),
+            "yes" if option["allowed"] else _BARRED.get(option.get("barred"), "no"),
         )
         for option in decision["options"]
     ]
-    columns = ("", "way", "prefill", "decode", "tokens", "KV", "codec", "predicted TTFT", "allowed")
-    print_table(columns, rows, "no options")
+    columns = ("", "way", "prefill", "decode", "tokens", "KV", "codec", "predicted TTFT", "waiting", "price", "cost")
+    print_table((*columns, "allowed"), rows, "no options")
+    if decision.get("would_choose"):
+        click.echo(f"it would have gone to {decision['would_choose']['cluster']}")
     codecs = [
         (
             "*" if option == chosen and codec["name"] == option["codec"] else "",
@@ -86,6 +103,18 @@ def _decision(decision: dict[str, Any] | None) -> None:
     if codecs:
         click.echo()
         print_table(("", "way", "codec", "exactness", "on the wire", "predicted TTFT", "allowed"), codecs, "")
+
+
+def _way(option: dict[str, Any]) -> str:
+    move = option.get("move")
+    moved = f", with a prefix from {move['source_node']}" if move else ""
+    return (option["cluster"] or "in place") + moved
+
+
+def _costs(option: dict[str, Any]) -> tuple[str | None, str | None, str | None]:
+    """What the option adds to others' waiting, its price, and its cost; older records have none of them."""
+    price, cost = option.get("price"), option.get("cost_s")
+    return seconds(option.get("waiting_s")), f"{price:.4g}" if price else None, seconds(cost)
 
 
 def _attempts(attempts: list[dict[str, Any]]) -> None:

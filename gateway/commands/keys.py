@@ -8,12 +8,14 @@ from typing import Any
 from urllib.parse import quote
 
 import click
+import msgspec
 
 from gateway.commands.client import Api, gateway_options, print_json, print_table
 from gateway.config import ConfigError
 from gateway.errors import ApiError
 from gateway.keys import KeyBook, Role
 from gateway.state import State
+from gateway.terms import KeyLimits
 
 _STATE = click.option(
     "--state",
@@ -32,17 +34,36 @@ def keys() -> None:
 @click.option("--name", default="", help="A label for people.")
 @click.option("--route-hint", is_flag=True, help="Let its holder choose where prompts are prefilled.")
 @click.option("--cluster", "clusters", multiple=True, help="Permit only these remote clusters; may be repeated.")
+@click.option("--not-cluster", "barred", multiple=True, help="Its prompts may not reach this cluster; may be repeated.")
+@click.option("--region", "regions", multiple=True, help="Its prompts may be in these regions only; may be repeated.")
+@click.option("--trusted-only", is_flag=True, help="Its prompts reach only remote clusters that are marked trusted.")
+@click.option("--tenant", help="Whose it is: caches are reused within a tenant.  [default: of its own]")
+@click.option(
+    "--share-cache", is_flag=True, help="Reuse caches with all other keys that say so; implies --trusted-only."
+)
 @_STATE
 @gateway_options
 def create(
-    api: Api, as_json: bool, role: str, name: str, route_hint: bool, clusters: tuple[str, ...], state: Path | None
+    api: Api,
+    as_json: bool,
+    role: str,
+    name: str,
+    route_hint: bool,
+    clusters: tuple[str, ...],
+    barred: tuple[str, ...],
+    regions: tuple[str, ...],
+    trusted_only: bool,
+    tenant: str | None,
+    share_cache: bool,
+    state: Path | None,
 ) -> None:
     """Make a key and print it: this is the only time that it can be seen."""
+    limits = KeyLimits(tenant, share_cache, frozenset(regions) or None, frozenset(barred), trusted_only)
     if state is None:
         body = {"role": role, "name": name, "route_hint": route_hint, "clusters": list(clusters) or None}
-        made = api.call("POST", "/v1/keys", body)
+        made = api.call("POST", "/v1/keys", body | msgspec.to_builtins(limits, order="deterministic"))
     else:
-        made = _create_in(state, Role(role), name, route_hint, frozenset(clusters) or None)
+        made = _create_in(state, Role(role), name, route_hint, frozenset(clusters) or None, limits)
     if as_json:
         print_json(made)
     else:
@@ -64,10 +85,16 @@ def list_keys(api: Api, as_json: bool) -> None:
             one["role"],
             "yes" if one["route_hint"] else "no",
             ", ".join(one["clusters"] or ()) or "all",
+            one["tenant"] or ("shared" if one["share_cache"] else None),
+            _where(one),
         )
         for one in found["keys"]
     ]
-    print_table(("id", "name", "role", "route hints", "clusters"), rows, "no keys: only this machine may call")
+    print_table(
+        ("id", "name", "role", "route hints", "clusters", "tenant", "prompts may be"),
+        rows,
+        "no keys: only this machine may call",
+    )
 
 
 @keys.command("revoke")
@@ -82,13 +109,24 @@ def revoke(api: Api, as_json: bool, key_id: str) -> None:
         click.echo(f"key {key_id} is revoked")
 
 
-def _create_in(file: Path, role: Role, name: str, route_hint: bool, clusters: frozenset[str] | None) -> dict[str, Any]:
+def _where(key: dict[str, Any]) -> str:
+    parts = [f"in {', '.join(key['regions'])}"] if key["regions"] is not None else []
+    if key["barred"]:
+        parts.append(f"not in {', '.join(key['barred'])}")
+    if key["trusted_only"]:
+        parts.append("where trusted")
+    return "; ".join(parts) or "anywhere"
+
+
+def _create_in(
+    file: Path, role: Role, name: str, route_hint: bool, clusters: frozenset[str] | None, limits: KeyLimits
+) -> dict[str, Any]:
     try:
         with closing(State(file)) as state:
             book = KeyBook(state)
             if not len(book) and role is not Role.ADMIN:
                 raise click.ClickException("--role: the first key must be admin, or nobody could make or revoke keys")
-            key_id, secret = book.create(name, role, route_hint, clusters)
+            key_id, secret = book.create(name, role, route_hint, clusters, limits)
     except (ApiError, ConfigError) as error:
         raise click.ClickException(str(error)) from error
     return {"id": key_id, "key": secret, "role": role.value}

@@ -9,6 +9,7 @@ import click
 
 from gateway.commands.client import Api, gateway_options, print_json, print_table, seconds, size
 from gateway.commands.convert import convert
+from gateway.commands.terms import terms_body, terms_options
 
 
 @click.group()
@@ -28,10 +29,25 @@ def clusters() -> None:
 @click.option(
     "--egress-gbps", type=float, default=0.0, help="What all its nodes together may send KV at.  [default: no limit]"
 )
+@terms_options
 @gateway_options
-def register(api: Api, as_json: bool, name: str, dial: str, egress_gbps: float) -> None:
+def register(api: Api, as_json: bool, name: str, dial: str, egress_gbps: float, **terms: Any) -> None:
     """Let nodes of cluster NAME join."""
-    _say(api.call("POST", "/v1/clusters", {"name": name, "dial": dial, "egress_gbps": egress_gbps}), as_json)
+    body = {"name": name, "dial": dial, "egress_gbps": egress_gbps}
+    _say(api.call("POST", "/v1/clusters", body | terms_body(**terms, known={})), as_json)
+
+
+@clusters.command("set")
+@click.argument("name")
+@terms_options
+@gateway_options
+def set_terms(api: Api, as_json: bool, name: str, **terms: Any) -> None:
+    """Say anew where cluster NAME is, whether it is trusted, what it costs; the local one too. The rest stays."""
+    path = f"/v1/clusters/{quote(name, safe='')}"
+    body = terms_body(**terms, known=api.call("GET", path)["prices"])
+    if not body:
+        raise click.UsageError("nothing to set: give --region, --trusted, --not-trusted or a price")
+    _say(api.call("PATCH", path, body), as_json)
 
 
 @clusters.command("list")
@@ -142,8 +158,10 @@ def _cluster_table(found: list[dict[str, Any]]) -> None:
         nodes = f"{one['accepting']}/{one['nodes']}"
         word = "dead" if link["dead"] else "congested" if link["congested"] else ""
         way = (rate and f"{rate}/s", seconds(link["rtt_s"]), word)
-        rows.append((one["name"], kind, one["state"], one["dial"], nodes, *way))
-    print_table(("cluster", "kind", "state", "dial", "accepting", "link", "rtt", ""), rows, "no clusters")
+        where = (one["region"] or None, "yes" if one["trusted"] or one["local"] else "no")
+        rows.append((one["name"], kind, *where, one["state"], one["dial"], nodes, *way))
+    columns = ("cluster", "kind", "region", "trusted", "state", "dial", "accepting", "link", "rtt", "")
+    print_table(columns, rows, "no clusters")
 
 
 def _node_table(found: list[dict[str, Any]]) -> None:

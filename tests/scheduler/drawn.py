@@ -156,4 +156,11 @@ class _Dice:
 seeds = st.integers(0, 2**64 - 1)
 any_facts = seeds.map(lambda seed: _Dice(seed).facts(hinted=True))
 """A local cluster and two remote ones, in any state."""
-unhinted_facts = seeds.map(lambda seed: _Dice(seed).facts(hinted=False))
+
+
+def facts_of(seed: int) -> Facts:
+    """The facts of one seed, without a hint."""
+    return _Dice(seed).facts(hinted=False)
+
+
+unhinted_facts = seeds.map(facts_of)

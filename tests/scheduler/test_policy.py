@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from kvcache.quality import Quality
-from scheduler.decision import Bar, Decision, Move, Reason, Refusal
+from scheduler.decision import Bar, Decision, Move, Reason
 from scheduler.facts import (
     ClusterFacts,
     CodecFacts,
@@ -128,7 +128,7 @@ def test_without_a_living_local_prefill_node_the_decode_node_prefills_in_place()
 
 
 def test_a_local_prefill_node_that_is_full_refuses_rather_than_loading_the_decode_node() -> None:
-    assert decide(facts(tokens=500, local=(node("p-local", slots=0),))).reason is Refusal.OVERLOADED
+    assert decide(facts(tokens=500, local=(node("p-local", slots=0),))).reason is Reason.OVERLOADED
 
 
 def test_a_long_prompt_stays_when_no_remote_cluster_has_room() -> None:
@@ -207,7 +207,7 @@ def test_a_hint_at_a_cluster_that_cannot_serve_is_refused_and_not_rerouted() -> 
         {"hint": RouteHint.REMOTE, "allowed_clusters": frozenset[str]()},
     ):
         decision = decide(facts(**request))  # type: ignore[arg-type]
-        assert (decision.chosen, decision.reason) == (None, Refusal.HINTED_CLUSTER_UNAVAILABLE)
+        assert (decision.chosen, decision.reason) == (None, Reason.HINTED_CLUSTER_UNAVAILABLE)
 
 
 def test_a_cluster_that_is_not_permitted_is_not_even_an_option() -> None:
@@ -223,8 +223,8 @@ def test_an_unreachable_cluster_is_not_used() -> None:
 
 
 def test_without_decode_nodes_or_with_full_ones_there_is_no_decision() -> None:
-    assert decide(facts(decode=())).reason is Refusal.NO_DECODE_NODE
-    assert decide(facts(decode=(DecodeNodeFacts("d", 4, 0, None),))).reason is Refusal.OVERLOADED
+    assert decide(facts(decode=())).reason is Reason.NO_DECODE_NODE
+    assert decide(facts(decode=(DecodeNodeFacts("d", 4, 0, None),))).reason is Reason.OVERLOADED
 
 
 def test_the_prefill_node_with_the_shortest_predicted_wait_is_chosen_not_the_shortest_queue() -> None:
@@ -256,8 +256,8 @@ def test_a_fallback_is_local_even_for_a_remote_hint_and_in_place_where_no_prefil
     in_place = policy.fall_back(facts(local=()))
     assert in_place.chosen is not None
     assert in_place.chosen.cluster is None
-    assert policy.fall_back(facts(local=(node("p", slots=0),))).reason is Refusal.OVERLOADED
-    assert policy.fall_back(facts(decode=())).reason is Refusal.NO_DECODE_NODE
+    assert policy.fall_back(facts(local=(node("p", slots=0),))).reason is Reason.OVERLOADED
+    assert policy.fall_back(facts(decode=())).reason is Reason.NO_DECODE_NODE
 
 
 def busy(name: str, seconds: float, **more: object) -> PrefillNodeFacts:
@@ -285,7 +285,7 @@ def test_a_hint_takes_a_congested_link_only_where_no_other_is_there() -> None:
 def test_a_link_that_carries_nothing_is_not_even_hinted_at() -> None:
     base = facts(hint=RouteHint.REMOTE)
     dead = replace(base.clusters[1], link=replace(LINK, bytes_per_s=0.0))
-    assert decide(replace(base, clusters=(base.clusters[0], dead))).reason is Refusal.HINTED_CLUSTER_UNAVAILABLE
+    assert decide(replace(base, clusters=(base.clusters[0], dead))).reason is Reason.HINTED_CLUSTER_UNAVAILABLE
 
 
 def test_the_remote_cluster_of_least_cost_is_chosen_not_the_first() -> None:
@@ -362,12 +362,12 @@ def test_observe_mode_prefills_at_home_and_keeps_what_it_would_have_done_but_fol
 
 def test_residency_is_asked_of_the_place_where_the_answer_is_spoken_too() -> None:
     base = facts(regions=frozenset({"eu"}))
-    assert decide(base).reason is Refusal.RESIDENCY
+    assert decide(base).reason is Reason.RESIDENCY
     eu = replace(base.clusters[0], region="eu")
     assert decide(replace(base, clusters=(eu, base.clusters[1]))).reason is Reason.NO_REMOTE
     both = replace(base.clusters[1], region="eu")
     assert decide(replace(base, clusters=(eu, both))).remote
-    assert decide(facts(barred_clusters=frozenset({"local"}))).reason is Refusal.RESIDENCY
+    assert decide(facts(barred_clusters=frozenset({"local"}))).reason is Reason.RESIDENCY
 
 
 def test_a_tenant_that_trusts_only_marked_clusters_reaches_no_other() -> None:
@@ -416,7 +416,7 @@ def test_a_request_for_an_adapter_goes_only_to_nodes_that_serve_it() -> None:
     chosen = decide(base).chosen
     assert chosen is not None
     assert (chosen.decode_node, chosen.prefill_node) == ("b", "q")
-    assert decide(replace(base, decode_nodes=decode[:1])).reason is Refusal.OVERLOADED
+    assert decide(replace(base, decode_nodes=decode[:1])).reason is Reason.OVERLOADED
 
 
 def test_the_rank_that_holds_a_prefix_is_named() -> None:

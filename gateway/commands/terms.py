@@ -1,0 +1,72 @@
+"""What operators say of a cluster on the command line: its region, whether it is trusted, what it costs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+HOURS = 24
+_PART = re.compile(r"([0-9]{1,2})-([0-9]{1,2})=([0-9.]+)")
+
+
+def terms_options(command: F) -> F:
+    """Add ``--region``, ``--trusted``, ``--egress-price``, ``--prefill-price`` and ``--price-hours``."""
+    decorated: Any = command
+    for option in (
+        click.option(
+            "--price-hours",
+            metavar="A-B=FACTOR,...",
+            help="What prices are multiplied by from hour A to before hour B, UTC; 1 in all other hours.",
+        ),
+        click.option("--prefill-price", type=click.FloatRange(0), help="Price of a second of prefill on one node."),
+        click.option("--egress-price", type=click.FloatRange(0), help="Price of a GB that leaves it."),
+        click.option("--trusted/--not-trusted", default=None, help="Whether its operator is trusted."),
+        click.option("--region", help="Where it is, as keys name it in --region."),
+    ):
+        decorated = option(decorated)
+    return decorated  # type: ignore[no-any-return]
+
+
+def terms_body(
+    region: str | None,
+    trusted: bool | None,
+    egress_price: float | None,
+    prefill_price: float | None,
+    price_hours: str | None,
+    known: dict[str, Any],
+) -> dict[str, Any]:
+    """What to send of it: only what was given. Prices that were not given stay as they are ``known``."""
+    body: dict[str, Any] = {}
+    if region is not None:
+        body["region"] = region
+    if trusted is not None:
+        body["trusted"] = trusted
+    prices = {"egress_per_gb": egress_price, "prefill_per_s": prefill_price}
+    given = {name: value for name, value in prices.items() if value is not None}
+    if price_hours is not None:
+        given["by_hour"] = hours(price_hours)  # type: ignore[assignment]
+    if given:
+        body["prices"] = known | given
+    return body
+
+
+def hours(text: str) -> list[float]:
+    """One factor for each hour of the day; a part may pass midnight, as in 22-6=0.5. Raises BadParameter."""
+    factors = [1.0] * HOURS
+    for part in filter(None, text.split(",")):
+        found = _PART.fullmatch(part.strip())
+        if found is None or int(found[1]) >= HOURS or int(found[2]) > HOURS:
+            raise click.BadParameter(f"{part!r} is not A-B=FACTOR with hours from 0 to 24", param_hint="--price-hours")
+        try:
+            factor = float(found[3])
+        except ValueError:
+            raise click.BadParameter(f"{found[3]!r} is not a number", param_hint="--price-hours") from None
+        start, length = int(found[1]), (int(found[2]) - int(found[1])) % HOURS or HOURS
+        for hour in range(start, start + length):
+            factors[hour % HOURS] = factor
+    return factors

@@ -1,0 +1,47 @@
+"""``/v1/decisions``: records of where requests went and why, one by one or all of them as JSON lines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query, Response
+from fastapi.responses import StreamingResponse
+
+from gateway.answers import json_answer, needs
+from gateway.decisions import Decisions
+from gateway.errors import ApiError
+from gateway.keys import Role
+
+JSON_LINES = "application/jsonl"
+
+
+def add_decision_routes(api: FastAPI, decisions: Decisions) -> None:
+    """Add them; operators and planners may read."""
+    may_read: Any = [needs(Role.OPERATOR, Role.PLANNER)]
+
+    @api.get("/v1/decisions", dependencies=may_read)
+    async def recent(limit: Annotated[int, Query(ge=1, le=1000)] = 50) -> Response:
+        return json_answer({"decisions": await asyncio.to_thread(decisions.recent, limit)})
+
+    @api.get("/v1/decisions/export", dependencies=may_read)
+    async def export() -> Response:
+        return StreamingResponse(_lines(decisions), media_type=JSON_LINES)
+
+    @api.get("/v1/decisions/{name}", dependencies=may_read)
+    async def decision(name: str) -> Response:
+        record = await asyncio.to_thread(decisions.find, name)
+        if record is None:
+            raise ApiError(404, f"no decision is kept for request {name!r}", code="decision_not_found")
+        return json_answer(record)
+
+
+async def _lines(decisions: Decisions) -> AsyncIterator[bytes]:
+    """All that are kept, oldest first, a page at a time."""
+    after = 0
+    while True:
+        page, after = await asyncio.to_thread(decisions.page, after)
+        if not page:
+            return
+        yield b"".join(line + b"\n" for line in page)
