@@ -97,6 +97,8 @@ class Generation:
     async def run(self) -> Ending | None:
         """Answer to the end; None where it was said well. Nothing is held afterwards."""
         ending = await self.fate.run(self._work(), self._deadline)
+        if self.told:
+            ending = None  # what went wrong afterwards is nothing to those who asked
         if self.fetch is not None and ending is not None:
             self.fetch.abort(ending)
         if self._run is not None:
@@ -146,8 +148,11 @@ class Generation:
         await self._turn.wait()
         if self._speech.stop_text is None:
             await self._engine_end(self._run)
-        else:
-            self._finished("stop")
+            return
+        self._finished("stop")
+        if self._prefix is not None:
+            self._run.finish()  # what it has said so far is worth keeping
+            await self._engine_end(self._run)
 
     def _chain(self) -> TokenChain:
         """The prompt as the cache knows it. Runs in a thread."""

@@ -22,6 +22,7 @@ from engines.protocol import (
     EngineEvent,
     EngineInfo,
     EngineLost,
+    FinishCommand,
     GenerateCommand,
     JobFailed,
     Loading,
@@ -139,6 +140,11 @@ class EngineProcess:
         """Answer an offer of a job. Nothing happens where the job is over."""
         if command.job in self._streams and not self._lost.done():
             self._send(command)
+
+    def finish(self, job: str) -> None:
+        """End a generation as an end token would. Nothing happens where it is over."""
+        if job in self._streams and not self._lost.done():
+            self._send(FinishCommand(job))
 
     async def cancel(self, job: str) -> None:
         """Ask the job to end within one chunk; its stream then ends with JobCancelled. Unknown jobs are ignored."""

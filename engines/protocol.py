@@ -72,6 +72,12 @@ class StoreCommand(msgspec.Struct, frozen=True, tag=True):
     pages: tuple[int, ...]
 
 
+class FinishCommand(msgspec.Struct, frozen=True, tag=True):
+    """End a generation that has said enough, as an end token would. Nothing happens where it is over."""
+
+    job: str
+
+
 class CancelCommand(msgspec.Struct, frozen=True, tag=True):
     """End a job within one chunk; its stream ends with Cancelled."""
 
@@ -182,7 +188,7 @@ class Pulse(msgspec.Struct, frozen=True, tag=True):
     prefill_queue: int
 
 
-Command = PrefillCommand | GenerateCommand | StoreCommand | CancelCommand
+Command = PrefillCommand | GenerateCommand | StoreCommand | FinishCommand | CancelCommand
 JobEvent = (
     Exported
     | PrefillFinished
@@ -230,6 +236,9 @@ class Engine(Protocol):
 
     def store(self, command: StoreCommand) -> None:
         """Answer an offer of a job. Nothing happens where the job is over."""
+
+    def finish(self, job: str) -> None:
+        """End a generation as an end token would: what it offers is offered. Nothing happens where it is over."""
 
     async def cancel(self, job: str) -> None:
         """Ask the job to end within one chunk; its stream then ends with JobCancelled. Unknown jobs are ignored."""

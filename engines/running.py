@@ -54,6 +54,10 @@ class EngineRun:
         """Answer an offer of the job. Nothing happens where the job is over."""
         self._engine.store(command)
 
+    def finish(self) -> None:
+        """End a generation as an end token would: its last events still come."""
+        self._engine.finish(self._job)
+
     async def stop(self, patience_s: float) -> Terminal | None:
         """Cancel the job if it still runs and wait for its end; None where the engine was lost over it.
 

@@ -128,6 +128,7 @@ class FakeEngine:
         self._streams: dict[str, FakeStream] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._prefills: dict[str, asyncio.Event] = {}
+        self._finishing: set[str] = set()
         self._offers: dict[tuple[str, int], asyncio.Future[StoreCommand]] = {}
 
     @property
@@ -241,16 +242,20 @@ class FakeEngine:
             self.cached[command.job] = command.loaded
         for each in command.checkpoints:
             await self._offer(command.job, each, command.token_ids)
+        said = []
         for token in self.speech[: command.sampling.max_tokens]:
             await self.voice.wait()
+            if command.job in self._finishing:
+                break
+            said.append(token)
             self._streams[command.job].put(Token(command.job, token))
             await asyncio.sleep(0)
-        self.generated.append(command.job)
-        await self._offer_answer(command)
+        if command.job not in self._finishing:
+            self.generated.append(command.job)
+        await self._offer_answer(command, said)
         return GenerationFinished(command.job, self.reason)
 
-    async def _offer_answer(self, command: GenerateCommand) -> None:
-        said = self.speech[: command.sampling.max_tokens]
+    async def _offer_answer(self, command: GenerateCommand, said: list[int]) -> None:
         ids = (*command.token_ids, *said)[: len(command.token_ids) - 1 + len(said)]
         stop = len(ids) - len(ids) % self._geometry.block_tokens
         if command.keep_from is not None and stop > command.keep_from:
@@ -280,6 +285,9 @@ class FakeEngine:
             for piece in self._pieces(wanted.start, wanted.stop, wanted.snapshot):
                 self._write(table, piece, token_ids)
         self._streams[job].put(Stored(job, wanted.stop, bool(command.pages)))
+
+    def finish(self, job: str) -> None:
+        self._finishing.add(job)
 
     def store(self, command: StoreCommand) -> None:
         answer = self._offers.pop((command.job, command.stop), None)

@@ -26,6 +26,7 @@ from engines.protocol import (
     CancelCommand,
     Command,
     Exported,
+    FinishCommand,
     GenerateCommand,
     GenerationFinished,
     JobCancelled,
@@ -104,6 +105,8 @@ class EngineLoop:
                 self._cancel(command.job)
             elif isinstance(command, StoreCommand):
                 self._desk.store(command)
+            elif isinstance(command, FinishCommand):
+                self._finish(command.job)
             elif len(self._prefills) + len(self._waiting) + len(self._rows) >= self._spec.max_jobs:
                 raise Unfit("queue_full", f"the engine holds {self._spec.max_jobs} jobs")
             elif isinstance(command, PrefillCommand):
@@ -138,6 +141,13 @@ class EngineLoop:
         done = next((p.done for p in self._prefills if p.job == job), 0)
         if self._forget(job):
             self._send(JobCancelled(job, done))
+
+    def _finish(self, job: str) -> None:
+        row = next((row for row in self._rows if row.job == job), None)
+        if row is not None:
+            self._rows = [other for other in self._rows if other is not row]
+            self._batch = None
+            self._end(row, "stop", row.position)
 
     def _forget(self, job: str) -> bool:
         ending = self._desk.forget(job)

@@ -21,6 +21,7 @@ from engines.protocol import (
     Checkpoint,
     Command,
     Exported,
+    FinishCommand,
     GenerateCommand,
     GenerationFinished,
     JobCancelled,
@@ -270,6 +271,22 @@ def test_an_offer_that_nobody_takes_holds_up_only_the_terminal_event(desk: Desk)
         desk.loop.turn(wait=False)
         assert desk.events[-2] == Stored("one", 192, False)
         assert isinstance(desk.events[-1], PrefillFinished)
+
+
+def test_a_generation_that_has_said_enough_offers_what_it_has_read(desk: Desk) -> None:
+    desk.answers = False
+    ids = prompt(100)
+    with torch.inference_mode():
+        desk.inbox.put(GenerateCommand("talk", ids, 0, (), TALK, keep_from=64))
+        for _ in range(40):
+            desk.loop.turn(wait=False)
+        desk.inbox.put(FinishCommand("talk"))
+        desk.loop.turn(wait=False)
+        assert desk.events[-2:] == [Spoken("talk", "stop"), Offered("talk", 64, 128, True)]
+        desk.inbox.put(StoreCommand("talk", 128, ()))
+        desk.inbox.put(FinishCommand("talk"))
+        desk.loop.turn(wait=False)
+    assert desk.events[-1] == GenerationFinished("talk", "stop")
 
 
 def test_a_cancelled_job_offers_nothing_any_more(desk: Desk) -> None:

@@ -97,6 +97,16 @@ async def test_a_prompt_that_ends_on_a_block_needs_no_computing_in_place(tokeniz
         assert ended.cached_tokens == 2 * BLOCK
 
 
+async def test_an_answer_that_a_stop_string_ended_is_kept_as_far_as_it_was_read(tokenizer: Tokenizer) -> None:
+    async with pair(tokenizer) as nodes:
+        nodes.decode.engine.speech = SPOKEN
+        end = tokenizer.decode(SPOKEN[25:27])
+        ended = await finish(nodes, nodes.job(ids=FIRST, max_tokens=len(SPOKEN), stops=(end,)))
+        assert (ended.reason, ended.stop_text) == ("stop", end)
+        assert ended.completion_tokens < len(SPOKEN)
+        assert match(nodes.decode, SECOND).held == 320
+
+
 async def test_a_prefix_that_is_not_held_fails_the_job_at_once(tokenizer: Tokenizer) -> None:
     async with pair(tokenizer) as nodes:
         job = nodes.job(ids=SECOND, start=256)

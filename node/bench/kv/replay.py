@@ -51,6 +51,9 @@ class ReplayEngine:
     def store(self, command: StoreCommand) -> None:
         """Nothing is ever offered."""
 
+    def finish(self, job: str) -> None:
+        """Every job ends by itself at once."""
+
     async def cancel(self, job: str) -> None:
         """Every job ends by itself at once."""
 
