@@ -25,7 +25,7 @@ TEMPLATE = ROOT / "deploy" / "chat.jinja"
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
     directory = tiny_model("gemma3_text", tmp_path_factory.mktemp("model") / "gemma3_text")
-    options = ("--chat-template", str(TEMPLATE))
+    options = ("--chat-template", str(TEMPLATE), "--remote-slack", "60")
     with running_stack(directory, tmp_path_factory.mktemp("logs"), gateway_options=options, threshold=100) as stack:
         yield stack
 
