@@ -18,7 +18,7 @@ UNIT_BYTES = 16 << 10
 LEAST_BYTES = 4 * UNIT_BYTES
 MOST_BYTES = 2 << 20
 SLOWEST_BYTES_PER_S = 1.25e6
-"""What a link is taken to carry while nothing is known of it."""
+"""What any link is taken to carry at least: one that is believed to carry nothing must be measured again some day."""
 
 
 class ProbeBudget:
@@ -42,7 +42,7 @@ class ProbeBudget:
     def save(self, bytes_per_s: float | None, now: float) -> None:
         """The link has been this fast since the last call."""
         if self._saved_at is not None:
-            rate = SLOWEST_BYTES_PER_S if bytes_per_s is None else bytes_per_s
+            rate = max(SLOWEST_BYTES_PER_S, bytes_per_s or 0.0)
             self._saved = min(float(MOST_BYTES), self._saved + SHARE * rate * max(0.0, now - self._saved_at))
         self._saved_at = now
 

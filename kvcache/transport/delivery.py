@@ -17,6 +17,8 @@ SHORTEST_S = 0.1
 SHORTEST_BUSY_S = 0.02
 WAITING_SHARE = 0.9
 """Of a window in which all connections waited for the kernel, for the path to have been the limit."""
+LEAST_BACKLOG = 64 << 10
+"""Less than this on its way is a trickle, which says nothing of the path however long it takes."""
 RAMP_RTTS = 8
 """Round trips in which a congestion window grows from its start to what a fast path holds (2^8 times)."""
 QUEUEING = 2.0
@@ -74,11 +76,12 @@ class DeliveryWatch:
             return
         self._looked_at, self._before = now, counts
         delivered = max(0, counts.delivered - before.delivered)
-        backlog = before.outstanding >= delivered and counts.outstanding > 0
+        backlog = before.outstanding >= max(delivered, LEAST_BACKLOG) and counts.outstanding > 0
         limited = backlog or counts.waited_s - before.waited_s >= WAITING_SHARE * took
         grown = self._limited_for_s >= RAMP_RTTS * counts.least_rtt_s or _queues(counts)
         self._limited_for_s = self._limited_for_s + took if limited else 0.0
-        self._stalled_s = self._stalled_s + took if backlog and not delivered else 0.0
+        stalls = before.outstanding and counts.outstanding and not delivered
+        self._stalled_s = self._stalled_s + took if stalls else 0.0
         if delivered:
             rate = delivered / took
             is_limit = limited and grown and not is_paced(rate, counts.pace)

@@ -84,6 +84,11 @@ def test_a_way_that_visibly_queues_is_the_limit_at_once() -> None:
     assert watch.told(now).at_most == pytest.approx(6e6)
 
 
+def test_a_trickle_is_no_limit_however_slow_its_round_trips() -> None:
+    watch, now = watched([80.0] * 8, outstanding=20, rtt_s=0.5)
+    assert watch.told(now).at_most == 0.0
+
+
 def test_what_the_pace_holds_back_says_nothing_of_the_path() -> None:
     watch, now = watched([9e6] * 8, waiting=1.0, pace=10e6)
     assert watch.told(now).at_most == 0.0
