@@ -191,26 +191,25 @@ class PrefixCache:
         """Keep ``owner``'s pages as the chain's blocks from index ``first`` on; how many of them are kept here now.
 
         Pages that are not needed stay the owner's: those of a block that is here already in no worse quality. Nothing
-        is kept from a block on whose parent is not here. ``holder`` holds them from the first moment.
+        is kept where the block before is not here. ``holder`` holds them from the first moment.
         """
+        above = chain.parent(first)
+        if above is not None and above not in self._blocks:
+            return 0
+        count = len(blocks)
+        held = [self._blocks.get(name) for name in chain.hashes[first : first + count]]
+        wanted = [at for at, block in enumerate(held) if block is None or self._better(provenance, block)]
+        self.pool.keep(owner, [page for at in wanted for page in blocks[at]])
         told = []
-        count = 0
-        for count, pages in enumerate(blocks):
-            index = first + count
-            held = self._blocks.get(chain.hashes[index])
-            if held is None:
-                above = chain.parent(index)
-                parent = None if above is None else self._blocks.get(above)
-                if above is not None and parent is None:
-                    break
-                self.pool.keep(owner, pages)
-                told.append(self._add_block(chain, index, parent, pages, provenance))
-            elif self._better(provenance, held):
-                self.pool.keep(owner, pages)
-                self._replace(held, pages, provenance)
-                told.append(held)
-        else:
-            count = len(blocks)
+        for at in wanted:
+            block = held[at]
+            if block is None:
+                above = chain.parent(first + at)
+                parent = None if above is None else self._blocks[above]
+                block = self._add_block(chain, first + at, parent, blocks[at], provenance)
+            else:
+                self._replace(block, blocks[at], provenance)
+            told.append(block)
         if holder is not None:
             holder.grow(chain.hashes[first : first + count])
         if told:
