@@ -16,6 +16,8 @@ from gateway.errors import ApiError
 from gateway.executors import Executors, OwnNodes
 from gateway.history import History
 from gateway.hot import ENDPOINTS, Generation
+from gateway.interconnect import Interconnects
+from gateway.interconnect_routes import add_interconnect_routes
 from gateway.keys import KeyBook
 from gateway.kv_index import KvIndex
 from gateway.kv_upkeep import KvUpkeep
@@ -77,12 +79,14 @@ class Gateway:
         self._tokenizing = Tokenizing(model.tokenizer, model.template)
         self._access = Access(self.keys, config.join_token)
         self.generation = Generation(services, self._tokenizing)
+        interconnects = Interconnects(self.registry)
         self._streams = ControlStreams(
-            config, self.registry, self._access, self.metrics, own_nodes, ticket_key, self.kv_index
+            config, self.registry, self._access, self.metrics, own_nodes, ticket_key, self.kv_index, interconnects
         )
         self._routes = build_routes(
             services, self.keys, self._tokenizing, self.kv_index, self.rebalancing, self.not_ready
         )
+        add_interconnect_routes(self._routes, interconnects)
 
     def _long_term(
         self, model: ServedModel, builder: AttemptBuilder, own: OwnNodes, threshold: Threshold, meter: TrafficMeter

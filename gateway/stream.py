@@ -14,6 +14,7 @@ from gateway.access import Access
 from gateway.asgi import Receive, Scope, Send
 from gateway.config import GatewayConfig
 from gateway.executors import OwnNodes
+from gateway.interconnect import Interconnects
 from gateway.kv_index import KvIndex
 from gateway.metrics import Metrics
 from gateway.registry import Registry
@@ -61,6 +62,7 @@ class ControlStreams:
         own_nodes: OwnNodes,
         ticket_key: Ed25519PrivateKey,
         kv_index: KvIndex,
+        interconnects: Interconnects,
     ) -> None:
         self._config = config
         self._registry = registry
@@ -68,6 +70,7 @@ class ControlStreams:
         self._metrics = metrics
         self._own_nodes = own_nodes
         self._kv_index = kv_index
+        self._interconnects = interconnects
         self._public_key = ticket_key.public_key().public_bytes_raw()
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -96,6 +99,7 @@ class ControlStreams:
     async def _run(self, session: NodeSession, receive: Receive, send: Send) -> None:
         session.send(Welcome(self._public_key, self._config.beat_s, self._config.lease_s))
         self._kv_index.joined(session)
+        self._interconnects.joined(session)
         tasks = {
             asyncio.create_task(part)
             for part in (self._read(session, receive), self._write(session, send), self._watch(session))
@@ -111,6 +115,7 @@ class ControlStreams:
         finally:
             self._registry.lost(session, cause)
             self._kv_index.lost(session, asyncio.get_running_loop().time())
+            self._interconnects.lost(session)
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
@@ -190,6 +195,7 @@ class ControlStreams:
         if lease is not None:
             session.send(RateLease(lease))
         links.heard(self._registry, session, session.last_heard)
+        self._interconnects.heard(session, session.last_heard)
 
     async def _refuse(self, send: Send, refused: Refused) -> None:
         try:

@@ -90,6 +90,8 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     ``encoders`` is how many processors encode one transfer at once. A node that ``probes`` understands ProbeLink,
     one with ``kv_events`` ReplayKvEvents, one that ``converts`` ChangeRole; ``role_epoch`` is that of the last one that
     it obeyed. ``max_running`` is how many answers it speaks at once, 0 for one that does not say.
+    ``topology`` is its machine as ``kvcache.topology`` writes it, b"" where it says nothing; one that cannot be read
+    keeps nobody out.
     """
 
     node_id: str
@@ -108,6 +110,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     converts: bool = False
     role_epoch: int = 0
     max_running: int = 0
+    topology: bytes = b""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):

@@ -9,6 +9,8 @@ from enum import StrEnum
 
 import msgspec
 
+MAX_REPORT_BYTES = 1 << 20
+
 
 class Via(StrEnum):
     """How two GPUs of one machine reach each other, in the words of ``nvidia-smi topo -m``.
@@ -111,3 +113,22 @@ class MachineReport(msgspec.Struct, frozen=True):
     memory: tuple[MemoryNode, ...] = ()
     net: tuple[NetPort, ...] = ()
     missing: tuple[str, ...] = ()
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[MachineReport] = msgspec.msgpack.Decoder(MachineReport)
+
+
+def encode_report(report: MachineReport) -> bytes:
+    """A report as a Join carries it."""
+    return _encoder.encode(report)
+
+
+def decode_report(data: bytes) -> MachineReport:
+    """Read what a node sent; fields of a neighbouring version are ignored. Raises ValueError."""
+    if len(data) > MAX_REPORT_BYTES:
+        raise ValueError(f"{len(data)} bytes are more than {MAX_REPORT_BYTES}")
+    try:
+        return _decoder.decode(data)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(str(error)) from error

@@ -71,6 +71,8 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     is_flag=True,
     help="Let both be off the loopback: they ask for no credentials, and prompts' token ids can be read there.",
 )
+@click.option("--place", metavar="region=R,zone=Z,rack=K,host=H", help="Where this machine stands; any of the four.")
+@click.option("--pod-labels", type=_FILE, help="A file of the Kubernetes downward API with topology labels.")
 @click.option("--join-token-file", type=_FILE, help="One line: the token that the gateway expects.")
 @click.option("--gateway-ca", type=_FILE, help="Root of the gateway's certificate, if not a public one.")
 @click.option("--kv-tls-cert", type=_FILE)
@@ -99,6 +101,8 @@ def node(
     kv_events_endpoint: str | None,
     kv_events_replay_endpoint: str | None,
     kv_events_insecure_network: bool,
+    place: str | None,
+    pod_labels: Path | None,
     join_token_file: Path | None,
     gateway_ca: Path | None,
     kv_tls_cert: Path | None,
@@ -133,6 +137,7 @@ def node(
             kv_events=parsing.event_endpoints(
                 kv_events_endpoint, kv_events_replay_endpoint, kv_events_insecure_network
             ),
+            place=parsing.place(place, pod_labels),
         )
         asyncio.run(_run(settings))
     except ConfigError as error:

@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
@@ -15,6 +16,8 @@ from kvcache.checkpoints import CheckpointPolicy
 from kvcache.control import KvAddress
 from kvcache.layout import DType
 from kvcache.wire import Role
+from node.topology.machine import ThisMachine
+from node.topology.place import parse_place, read_labels
 
 STREAM_PATH = "/v1/nodes/stream"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -58,7 +61,10 @@ class EventEndpoints:
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """One node. ``kv_port`` None opens no port: this node only dials, and keeps ``kv_connections`` to each peer."""
+    """One node. ``kv_port`` None opens no port: this node only dials, and keeps ``kv_connections`` to each peer.
+
+    ``place`` is what was said of where its machine stands, by the names of ``node.topology.place``.
+    """
 
     role: Role
     cluster: str
@@ -80,6 +86,7 @@ class NodeConfig:
     prefix_cache: bool = True
     checkpoints: CheckpointPolicy = field(default_factory=CheckpointPolicy)
     kv_events: EventEndpoints | None = None
+    place: Mapping[str, str] = field(default_factory=dict)
 
 
 def is_loopback(host: str) -> bool:
@@ -198,6 +205,18 @@ def checkpoints(interval: int, block_tokens: int) -> CheckpointPolicy:
             f"--snapshot-interval: {interval} is no multiple of {block_tokens}; say {near}, or 0 for none"
         )
     return CheckpointPolicy(interval)
+
+
+def place(said: str | None, pod_labels: Path | None) -> dict[str, str]:
+    """Where this machine stands: what ``--place`` says outweighs the labels of the pod. Raises ConfigError."""
+    try:
+        labels = read_labels(ThisMachine(), str(pod_labels)) if pod_labels else {}
+    except ValueError as error:
+        raise ConfigError(f"--pod-labels: {error}") from error
+    try:
+        return labels | (parse_place(said) if said else {})
+    except ValueError as error:
+        raise ConfigError(f"--place: {error}") from error
 
 
 def name(value: str, flag: str) -> str:

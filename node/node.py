@@ -47,6 +47,7 @@ from kvcache.layout import GroupKind
 from kvcache.prefix_cache import PrefixCache
 from kvcache.room import PageRoom
 from kvcache.ticket import claimed_transfer
+from kvcache.topology import MachineReport, encode_report
 from kvcache.transport import KvEndpoint, LocalIdentity, TransportLimits
 from node.codec_start import measure
 from node.config import ConfigError, KvPort, NodeConfig, pool_pages
@@ -61,6 +62,8 @@ from node.rates import Rates
 from node.roles import NodeRole
 from node.router import FrameRouter
 from node.tls import dialling_context, gateway_context, listening_context
+from node.topology.discover import discover
+from node.topology.machine import ThisMachine
 from prefill_service.context import ServiceContext, ServiceLimits
 from prefill_service.service import PrefillService
 
@@ -117,6 +120,7 @@ class Node:
         self._control = ControlStream(config.stream_url, self, join_token=config.join_token, tls=self._gateway_tls)
         self._info: EngineInfo | None = None
         self._codec_start: tuple[CodecWork, ...] = ()
+        self._machine = MachineReport()
         self._kv_address: KvAddress | None = None
         self._draining = False
         self._welcomed = asyncio.Event()
@@ -133,10 +137,13 @@ class Node:
 
     async def start(self) -> None:
         """Load the engine, open the KV port. Raises EngineLost, ConfigError or InsecureBind; ``close`` is due then."""
-        self._codec_start = await asyncio.get_running_loop().run_in_executor(
+        loop = asyncio.get_running_loop()
+        self._codec_start = await loop.run_in_executor(
             self._executor, measure, self._model.layout, self._config.chunk_tokens, self._codecs
         )
+        looking = loop.run_in_executor(self._executor, discover, ThisMachine(), self._config.place)
         self._info = (await self._keeper.start()).info
+        self._machine = await looking
         self._rates.measured(self._info.prefill_tokens_per_s, self._info.decode_tokens_per_s)
         port = self._config.kv_port
         if port is not None:
@@ -213,6 +220,7 @@ class Node:
             converts=True,
             role_epoch=self._role.epoch,
             max_running=self._config.max_running,
+            topology=encode_report(self._machine),
         )
 
     def heartbeat(self) -> Heartbeat:

@@ -9,6 +9,7 @@ import click
 
 from gateway.commands.client import Api, gateway_options, print_json, print_table, seconds, size
 from gateway.commands.convert import convert
+from gateway.commands.routes import routes
 from gateway.commands.terms import terms_body, terms_options
 
 
@@ -102,10 +103,11 @@ def remove(api: Api, as_json: bool, name: str) -> None:
 
 @click.group()
 def nodes() -> None:
-    """List the nodes that have joined, and change their roles."""
+    """List the nodes that have joined, change their roles, show the ways between them."""
 
 
 nodes.add_command(convert)
+nodes.add_command(routes)
 
 
 @nodes.command("list")

@@ -12,10 +12,10 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from node.config import ConfigError, place
 from node.topology.architectures import architectures
 from node.topology.discover import discover
 from node.topology.machine import ThisMachine
-from node.topology.place import parse_place, read_labels
 from node.topology.render import table, tree
 from scheduler.placement.evaluate import Evaluation, evaluate
 from scheduler.placement.fleet import Fleet
@@ -51,20 +51,18 @@ ASSUMPTIONS = (
 @click.option("--place", "said", metavar="region=R,zone=Z,rack=K,host=H", help="Where this machine stands.")
 @click.option(
     "--pod-labels",
-    type=click.Path(exists=True, dir_okay=False),
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A file of the Kubernetes downward API with topology labels.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
-def topology(context: click.Context, said: str | None, pod_labels: str | None, as_json: bool) -> None:
+def topology(context: click.Context, said: str | None, pod_labels: Path | None, as_json: bool) -> None:
     """Show the GPUs, links, RDMA ports, NUMA nodes and interfaces of this machine."""
     if context.invoked_subcommand is not None:
         return
-    machine = ThisMachine()
     try:
-        labels = read_labels(machine, pod_labels) if pod_labels else {}
-        report = discover(machine, labels | (parse_place(said) if said else {}))
-    except ValueError as error:
+        report = discover(ThisMachine(), place(said, pod_labels))
+    except ConfigError as error:
         raise click.UsageError(str(error)) from error
     if as_json:
         _print_json(msgspec.to_builtins(report))

@@ -9,7 +9,7 @@ from node.topology.machine import Machine
 
 RDMA = "/sys/class/infiniband"
 NET = "/sys/class/net"
-_RATE = re.compile(r"([\d.]+) Gb/sec")
+_RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec")
 _BYTES_PER_GBIT = 1e9 / 8
 _BYTES_PER_MBIT = 1e6 / 8
 
@@ -26,12 +26,12 @@ def find_rdma(machine: Machine) -> tuple[RdmaPort, ...]:
             found.append(
                 RdmaPort(
                     device=device,
-                    port=int(port) if port.isdigit() else 0,
+                    port=int(port) if port.isdecimal() else 0,
                     active=(machine.read(f"{folder}/state") or "").endswith("ACTIVE"),
                     bytes_per_s=float(rate[1]) * _BYTES_PER_GBIT if rate else 0.0,
                     layer=machine.read(f"{folder}/link_layer") or "",
                     subnet=gid[:19] if gid.strip("0:") else "",
-                    numa=int(numa) if numa.isdigit() else None,
+                    numa=int(numa) if numa.isdecimal() else None,
                 )
             )
     return tuple(found)
@@ -44,5 +44,5 @@ def find_net(machine: Machine) -> tuple[NetPort, ...]:
         if not machine.names(f"{NET}/{name}/device") or machine.read(f"{NET}/{name}/operstate") != "up":
             continue
         speed = machine.read(f"{NET}/{name}/speed") or ""
-        found.append(NetPort(name, int(speed) * _BYTES_PER_MBIT if speed.isdigit() else 0.0))
+        found.append(NetPort(name, int(speed) * _BYTES_PER_MBIT if speed.isdecimal() else 0.0))
     return tuple(found)

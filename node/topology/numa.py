@@ -34,6 +34,6 @@ def count_cpus(text: str) -> int:
     count = 0
     for part in text.split(","):
         first, _, last = part.strip().partition("-")
-        if first.isdigit() and (not last or last.isdigit()):
+        if first.isdecimal() and (not last or last.isdecimal()):
             count += int(last or first) - int(first) + 1
     return count

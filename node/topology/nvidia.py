@@ -21,7 +21,7 @@ NVLINK_BYTES_PER_S = 25e9
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _NVLINKS = re.compile(r"NV(\d+)")
 _GPU = re.compile(r"GPU ?(\d+)")
-_LINK = re.compile(r"Link \d+: ([\d.]+) GB/s")
+_LINK = re.compile(r"Link \d+: (\d+(?:\.\d+)?) GB/s")
 _VIA = {via.value.upper(): via for via in Via if via is not Via.NVLINK}
 
 
@@ -59,9 +59,9 @@ def parse_matrix(text: str) -> Matrix:
             cells[int(row[1]), column] = cell
         # CPU affinity, NUMA affinity and, with newer drivers, the NUMA node of the GPU's memory
         rest = words[1 + len(devices) :]
-        if len(rest) > 1 and rest[1].isdigit():
+        if len(rest) > 1 and rest[1].isdecimal():
             numa[int(row[1])] = int(rest[1])
-        if len(rest) > 2 and rest[2].isdigit():
+        if len(rest) > 2 and rest[2].isdecimal():
             memory[int(row[1])] = int(rest[2])
     pairs = tuple((a, b, cell) for (a, b), cell in sorted(cells.items()) if a < b)
     return Matrix(pairs, numa, memory)
@@ -92,7 +92,7 @@ def parse_fabrics(text: str) -> list[str]:
             clique = value
         elif name == "ClusterUUID":
             real = re.fullmatch(r"[0-9a-fA-F-]{36}", value) and value.strip("0-")
-            fabrics.append(f"{value.lower()}.{clique}" if real and clique.isdigit() else "")
+            fabrics.append(f"{value.lower()}.{clique}" if real and clique.isdecimal() else "")
     return fabrics
 
 
@@ -112,7 +112,7 @@ def find_gpus(machine: Machine) -> Gpus:
     if not listed or not listed.strip():
         return Gpus(missing=("gpu: nvidia-smi lists none",))
     rows = [[cell.strip() for cell in line.split(",")] for line in listed.strip().splitlines()]
-    rows = [row for row in rows if len(row) == 4 and row[0].isdigit()]
+    rows = [row for row in rows if len(row) == 4 and row[0].isdecimal()]
     missing: list[str] = []
     matrix = Matrix(())
     try:
@@ -158,4 +158,4 @@ def _links(matrix: Matrix, rates: Mapping[int, tuple[float, ...]], gpus: tuple[G
 
 def _numa(machine: Machine, bus: str) -> int | None:
     text = machine.read(f"/sys/bus/pci/devices/{pci_address(bus)}/numa_node")
-    return int(text) if text is not None and text.isdigit() else None  # -1: the firmware did not say
+    return int(text) if text is not None and text.isdecimal() else None  # -1: the firmware did not say

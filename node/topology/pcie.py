@@ -6,7 +6,7 @@ import re
 
 from node.topology.machine import Machine
 
-_SPEED = re.compile(r"([\d.]+) GT/s")
+_SPEED = re.compile(r"(\d+(?:\.\d+)?) GT/s")
 _OLD_GENERATION_GT = 5.0
 """Up to here (generations 1 and 2) 8 of 10 bits are data, from generation 3 on 128 of 130."""
 
@@ -26,7 +26,7 @@ def pcie_bytes_per_s(machine: Machine, bus: str) -> float:
     folder = f"/sys/bus/pci/devices/{pci_address(bus)}"
     speed = _SPEED.search(machine.read(f"{folder}/max_link_speed") or "")
     width = machine.read(f"{folder}/current_link_width") or ""
-    if speed is None or not width.isdigit():
+    if speed is None or not width.isdecimal():
         return 0.0
     per_lane = float(speed[1]) * 1e9 / 8
     return int(width) * per_lane * (0.8 if float(speed[1]) <= _OLD_GENERATION_GT else 128 / 130)

@@ -106,27 +106,26 @@ def _link(mine: MachineReport, theirs: MachineReport, a: Gpu, b: Gpu) -> GpuLink
 
 
 def _rdma(mine: MachineReport, theirs: MachineReport, a: Gpu | None, b: Gpu | None) -> Path | None:
-    """Between two machines with active ports of one kind in one subnet: one port at each end."""
-    best: tuple[float, RdmaPort, RdmaPort] | None = None
-    for here in _near(mine.rdma, a):
-        for there in _near(theirs.rdma, b):
-            if (here.layer, here.subnet) != (there.layer, there.subnet):
-                continue
-            rate = min(here.bytes_per_s, there.bytes_per_s)
-            if best is None or rate > best[0]:
-                best = rate, here, there
-    if best is None:
+    """Between two machines with active ports of one kind in one subnet: the fastest pair, one port at each end."""
+    here, there = _best_ports(mine.rdma, a), _best_ports(theirs.rdma, b)
+    shared = [(here[net], there[net]) for net in here if net in there]
+    if not shared:
         return None
-    rate, here, there = best
-    return path(Transport.RDMA, rate, ASSUMED_RDMA, f"{here.layer or 'RDMA'} {here.device} to {there.device}")
+    one, other = max(shared, key=lambda pair: min(pair[0].bytes_per_s, pair[1].bytes_per_s))
+    rate = min(one.bytes_per_s, other.bytes_per_s)
+    return path(Transport.RDMA, rate, ASSUMED_RDMA, f"{one.layer or 'RDMA'} {one.device} to {other.device}")
 
 
-def _near(ports: Sequence[RdmaPort], gpu: Gpu | None) -> list[RdmaPort]:
-    """Active ports, those at the GPU's NUMA node first."""
-    active = [port for port in ports if port.active]
-    if gpu is None or gpu.numa is None:
-        return active
-    return sorted(active, key=lambda port: port.numa != gpu.numa)
+def _best_ports(ports: Sequence[RdmaPort], gpu: Gpu | None) -> dict[tuple[str, str], RdmaPort]:
+    """For each kind and subnet the fastest active port; among equals one at the GPU's NUMA node."""
+    best: dict[tuple[str, str], tuple[tuple[float, bool], RdmaPort]] = {}
+    for port in ports:
+        near = gpu is not None and gpu.numa is not None and port.numa == gpu.numa
+        worth = (port.bytes_per_s, near)
+        net = (port.layer, port.subnet)
+        if port.active and (net not in best or worth > best[net][0]):
+            best[net] = worth, port
+    return {net: port for net, (_, port) in best.items()}
 
 
 def _net(report: MachineReport) -> float:

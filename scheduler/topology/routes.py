@@ -101,9 +101,15 @@ class Routes:
         if path is None or nbytes < _LEAST_BYTES or not 0 < seconds < math.inf:
             return
         seen = self._of(a, b, transport, now)
-        ratio = min(_MOST_RATIO, max(1 / _MOST_RATIO, seconds / path.seconds(nbytes)))
-        seen.log_slowdown += GAIN * (math.log(ratio) - seen.log_slowdown)
+        self._learn(seen, seconds / path.seconds(nbytes))
         seen.failures_s, seen.row = 0.0, 0
+
+    def measured(self, a: Endpoint, b: Endpoint, transport: Transport, bytes_per_s: float, now: float) -> None:
+        """What the way itself was seen to do, as a kernel tells it of its connections: told again and again."""
+        path = self._path(a, b, transport)
+        if path is None or not 0 < bytes_per_s < math.inf:
+            return
+        self._learn(self._of(a, b, transport, now), path.bytes_per_s / bytes_per_s)
 
     def failed(self, a: Endpoint, b: Endpoint, transport: Transport, now: float) -> None:
         """A transfer broke off: this way costs more for a while, the more the oftener it fails in a row."""
@@ -124,6 +130,10 @@ class Routes:
             return Cost(path, path.seconds(nbytes), 1.0, 0.0)
         seen.fade(now)
         return Cost(path, path.seconds(nbytes), math.exp(seen.log_slowdown), seen.failures_s)
+
+    def _learn(self, seen: _Seen, ratio: float) -> None:
+        bounded = min(_MOST_RATIO, max(1 / _MOST_RATIO, ratio))
+        seen.log_slowdown += GAIN * (math.log(bounded) - seen.log_slowdown)
 
     def _path(self, a: Endpoint, b: Endpoint, transport: Transport) -> Path | None:
         found: Sequence[Path] = self.interconnect.paths(a, b)

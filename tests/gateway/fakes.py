@@ -72,6 +72,7 @@ class FakeNode:
         kv_events: bool = False,
         probes: bool = False,
         converts: bool = True,
+        topology: bytes = b"",
     ) -> None:
         self.url = url.replace("http", "ws", 1) + "/v1/nodes/stream"
         self.key = Ed25519PrivateKey.generate()
@@ -90,6 +91,7 @@ class FakeNode:
             kv_events=kv_events,
             converts=converts,
             max_running=8,
+            topology=topology,
         )
         self.token = token
         self.on_prefill = on_prefill or prefill_well

@@ -27,6 +27,7 @@ from kvcache.control import (
 )
 from kvcache.layout import DType
 from kvcache.ticket import Ticket, sign_ticket
+from kvcache.topology import decode_report
 from kvcache.wire import Role
 from node import config as parsing
 from node.config import ConfigError, KvPort, NodeConfig, TlsFiles
@@ -172,8 +173,11 @@ async def test_two_nodes_carry_a_request_from_order_to_answer(model_dir, model):
 
 
 async def test_a_node_says_who_it_is_and_what_it_serves(model_dir, model):
-    async with both(model_dir, model) as (gateway, prefill, _):
+    async with both(model_dir, model, place={"zone": "z"}) as (gateway, prefill, _):
         join = gateway.joined("prefill")
+        machine = decode_report(join.topology)
+        assert machine.place.zone == "z"
+        assert machine.machine == decode_report(gateway.joined("decode").topology).machine
         assert (join.cluster, join.role, join.max_queue) == ("local", Role.PREFILL, 4)
         assert join.kv_address == prefill.node.kv_address
         assert join.kv_address.port > 0

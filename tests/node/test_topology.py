@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
 from io import StringIO
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.console import Console
 
 from kvcache.topology import MachineReport, MemoryKind, Place, Via
@@ -20,6 +23,9 @@ from node.topology.nvidia import parse_fabrics, parse_matrix, parse_rates
 from node.topology.pcie import pcie_bytes_per_s
 from node.topology.place import parse_place, read_labels
 from node.topology.render import table, tree
+from scheduler.topology.graph import Interconnect
+from scheduler.topology.paths import Endpoint, Transport
+from scheduler.topology.routes import Routes
 from tests.node.machines import SHAPES, TextMachine
 
 
@@ -235,3 +241,42 @@ def test_placements_are_compared_on_made_up_traffic_and_on_a_trace(tmp_path: Pat
     refused = CliRunner().invoke(topology, [*small, "--trace", str(file)])
     assert refused.exit_code == 2
     assert "--trace: line 1" in refused.output
+
+
+def test_routes_between_machines_as_they_were_found() -> None:
+    graph = Interconnect()
+    for shape in SHAPES:
+        assert graph.tell(shape, found(shape)) is None
+    routes, nbytes = Routes(graph), 1 << 30
+    expected = {
+        ("h100-nvswitch", 0, "h100-nvswitch", 7): Transport.NVLINK,
+        ("h20", 0, "h20", 7): Transport.NVLINK,
+        ("a100-pcie", 0, "a100-pcie", 1): Transport.NVLINK,
+        ("a100-pcie", 0, "a100-pcie", 2): Transport.PCIE,
+        ("a100-pcie", None, "a100-pcie", None): Transport.SHM,
+        ("gb200-a", 0, "gb200-b", 3): Transport.NVLINK,
+        ("gb200-a", None, "gb200-b", None): Transport.RDMA,
+        ("ib-pair-a", 1, "ib-pair-b", 2): Transport.RDMA,
+        ("ib-pair-a", 1, "h20", 2): Transport.TCP,
+        ("a100-pcie", 0, "h100-nvswitch", 0): Transport.TCP,
+    }
+    chosen = {
+        pair: routes.choose(Endpoint(pair[0], pair[1]), Endpoint(pair[2], pair[3]), nbytes, 0.0).transport
+        for pair in expected
+    }
+    assert chosen == expected
+
+
+WORDS = st.sampled_from(
+    ["GPU0", "GPU1", " X ", "NV18", "SYS", "0-7", "0", "N/A", "CPU Affinity", "Link 0: 1 GB/s", ":"]
+)
+
+
+@given(st.lists(st.one_of(WORDS, st.text(max_size=6)), max_size=30), st.sampled_from(["\t", "  ", "\n"]))
+@settings(max_examples=60, deadline=None)
+def test_whatever_nvidia_smi_prints_is_read_or_a_value_error(words: list[str], between: str) -> None:
+    text = between.join(words)
+    with contextlib.suppress(ValueError):
+        parse_matrix(f"\tGPU0\tGPU1\tCPU Affinity\n{text}")
+    parse_rates(text)
+    parse_fabrics(text)
