@@ -5,7 +5,7 @@ from __future__ import annotations
 from scheduler.codec_choice import choose_codec
 from scheduler.cost import price, threshold_s, waiting_s
 from scheduler.decision import Bar, Move, Option
-from scheduler.facts import ClusterFacts, DecodeNodeFacts, Facts, PrefillNodeFacts
+from scheduler.facts import FREE, ClusterFacts, DecodeNodeFacts, Facts, PrefillNodeFacts
 from scheduler.moves import Source
 from scheduler.predict import compute_s, pace
 from scheduler.sizes import last_chunk, transfer_bytes
@@ -106,7 +106,8 @@ class Options:
             weight, rate = values.waiting_weight_per_s, paced.rate
             waiting = waiting_s(weight, paced.begin_s, paced.compute_s)
             waiting += waiting_s(weight, paced.queue_s, wire_bytes / rate)
-            money = price(cluster.prices, self._hour, paced.compute_s, 0 if cluster.local else wire_bytes)
+            if cluster.prices is not FREE:
+                money = price(cluster.prices, self._hour, paced.compute_s, 0 if cluster.local else wire_bytes)
             if source is not None and move is not None:
                 money += price(source.cluster.prices, self._hour, 0.0, move.nbytes)
             cost = predicted + waiting + money * values.seconds_per_unit

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -275,3 +276,18 @@ async def test_a_cluster_is_registered_and_changed_from_the_command_line(stage: 
     assert one.gateway.registry.cluster("local").terms.region == "us"
     nothing = await asyncio.to_thread(CliRunner().invoke, main, ["clusters", "set", "east", "--gateway", one.url])
     assert nothing.exit_code == 2
+
+
+async def test_an_automatic_threshold_follows_the_best_one_and_a_fixed_one_does_not(stage: Open) -> None:
+    for auto, expected in ((True, 5000), (False, 32)):
+        one = await stage(threshold_auto=auto)
+        rebalancing = one.gateway.rebalancing
+        rebalancing.controller.assessment = SimpleNamespace(threshold_best=5000.0)  # type: ignore[assignment]
+        rebalancing._follow()
+        assert (await one.client.get("/v1/status")).json()["threshold_tokens"] == expected
+
+
+@pytest.mark.parametrize("threshold", ["-1", "1.5", "automatic", ""])
+def test_a_threshold_that_is_neither_a_number_nor_auto_is_refused(threshold: str) -> None:
+    done = CliRunner().invoke(main, ["gateway", "--model", "/missing", f"--threshold={threshold}"])
+    assert (done.exit_code, "--threshold" in done.output) == (1, True)
