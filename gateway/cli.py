@@ -18,6 +18,8 @@ _OWN = {
     "decisions": ("gateway.commands.decisions:decisions", "List and export routing decisions, decide them again."),
     "explain": ("gateway.commands.explain:explain", "Say why a request was sent where it went."),
     "profile": ("gateway.commands.profile:profile_command", "Measure a running stack for the simulator."),
+    "simulate": ("gateway.commands.simulate:simulate_command", "Simulate a fleet under traffic, request by request."),
+    "report": ("gateway.commands.report:report", "Reports for capacity planners."),
     "plan": ("gateway.commands.plan:plan", "Work out capacities and splits; approve what a gateway proposes."),
 }
 

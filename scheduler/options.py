@@ -37,7 +37,7 @@ class Options:
         request = facts.request
         self.request, self.values, self.decode = request, values, decode
         self._hour = facts.hour
-        self._threshold_tokens = facts.threshold_tokens if values.threshold_s > 0 else 0
+        self._threshold_tokens = max(0, facts.threshold_tokens) if values.threshold_s > 0 else 0
         self.queued = False
         self._decoders = {codec.name: codec.decode_bytes_per_s for codec in decode.codecs}
         self.stop = stop = max(0, request.prompt_tokens - 1)

@@ -139,6 +139,11 @@ def curve_of(profile: PrefillProfile) -> PrefillCurve:
     return PrefillCurve(profile.c0_s, profile.c1_s / 1e3, profile.c2_s / 1e6)
 
 
+def profile_of(name: str, curve: PrefillCurve) -> PrefillProfile:
+    """The other way round."""
+    return PrefillProfile(name, curve.fixed_s, curve.token_s * 1e3, curve.square_s * 1e6)
+
+
 def steps_of(profile: DecodeProfile) -> tuple[float, ...]:
     """A planning profile as step times: the same for any number of streams, as it says no more."""
     return (profile.step_s,) * (profile.batch + 1)

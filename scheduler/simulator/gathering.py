@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from scheduler.facts import ClusterFacts, DecodeNodeFacts, Facts, LinkFacts, PrefillNodeFacts, RequestFacts
+from scheduler.links import LinkState
 from scheduler.simulator.decode import DecodeNode
 from scheduler.simulator.fleet import LOCAL, Fleet, Settings
 from scheduler.simulator.jobs import Job
 from scheduler.simulator.machine import Machine
 from scheduler.simulator.prefill import PrefillNode
 from scheduler.simulator.prefixes import PrefixStore
-from scheduler.links import LinkState
 
 
 class Site:

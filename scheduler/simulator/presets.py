@@ -9,9 +9,44 @@ from scheduler.case_study import (
     LOCAL_INSTANCES,
     REMOTE_INSTANCES,
 )
-from scheduler.profiles import CASE_STUDY_KV, H20, H20_DECODE, H200
+from scheduler.profiles import CASE_STUDY_KV, H20, H20_DECODE, H200, DecodeProfile, KvSize
 from scheduler.simulator.figures import Goals
-from scheduler.simulator.fleet import Fleet, LinkSpec, LocalMachines, RemoteCluster, curve_of, sizes_of, steps_of
+from scheduler.simulator.fleet import (
+    Fleet,
+    LinkSpec,
+    LocalMachines,
+    RemoteCluster,
+    curve_of,
+    profile_of,
+    sizes_of,
+    steps_of,
+)
+from scheduler.throughput import Deployment, LocalNodes, PrefillCluster, PrefillNodes
+
+
+def deployment_of(fleet: Fleet, output_tokens: float) -> Deployment:
+    """A fleet as the throughput model plans with it."""
+    return Deployment(
+        tuple(
+            LocalNodes(
+                kind.count,
+                profile_of(kind.name, kind.curve),
+                DecodeProfile(len(kind.step_s) - 1, kind.step_s[-1]),
+            )
+            for kind in fleet.local
+        ),
+        tuple(
+            PrefillCluster(
+                cluster.name,
+                (PrefillNodes(cluster.count, profile_of(cluster.name, cluster.curve)),),
+                cluster.link.bytes_per_s,
+            )
+            for cluster in fleet.clusters
+        ),
+        KvSize(fleet.sizes.state, fleet.sizes.per_token, fleet.sizes.windows),
+        output_tokens,
+    )
+
 
 GOALS = Goals(curve_of(H200), H20_DECODE.step_s)
 """Of the case study."""

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from scheduler.decision import Decision, Option
 from scheduler.facts import Facts, PrefillCurve
+from scheduler.links import LinkState
 from scheduler.simulator.clock import Clock
 from scheduler.simulator.decode import DecodeNode
 from scheduler.simulator.fleet import LOCAL, Fleet, LinkSpec, Role, Settings
@@ -25,7 +26,6 @@ from scheduler.simulator.prefixes import PrefixStore
 from scheduler.simulator.records import Records, Spans
 from scheduler.simulator.traffic import Traffic
 from scheduler.sizes import last_chunk, transfer_bytes
-from scheduler.links import LinkState
 
 
 class Policy(Protocol):

@@ -1,0 +1,244 @@
+"""``prfaas simulate``: a fleet under traffic, request by request, with the policy that the gateway runs."""
+
+from __future__ import annotations
+
+import csv
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from math import isfinite
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from gateway.commands.client import print_json, print_table
+from scheduler.case_study import LENGTHS, LINK_GBPS, OUTPUT_TOKENS
+from scheduler.lengths import LengthDistribution
+from scheduler.measured import Measured
+from scheduler.simulator.arrivals import Arrivals, synthetic
+from scheduler.simulator.figures import LEAST_REQUESTS, LEAST_STRATIFIED, Figures, figures
+from scheduler.simulator.fleet import Fleet
+from scheduler.simulator.from_profile import fleet_of, goals_of, values_of
+from scheduler.simulator.orders import Order, Ordering
+from scheduler.simulator.prefixes import StoreSpec
+from scheduler.simulator.presets import GOALS, homogeneous, hybrid
+from scheduler.simulator.records import Spans
+from scheduler.simulator.requests_table import COLUMNS, rows
+from scheduler.simulator.run import Run, simulate
+from scheduler.simulator.study import Choice, Name, Plan, lengths_of, plan, with_store
+from scheduler.simulator.timeline import timeline
+from scheduler.simulator.traces.formats import FORMATS
+from scheduler.simulator.traces.reading import TraceError
+from scheduler.simulator.traffic import Traffic
+from scheduler.values import PolicyValues
+
+SOON_S = 2.0
+SUSTAINED_SHARE = 0.8
+NOTE = (
+    "sustained: steady in at least 4 of 5 seeds; null for fewer than "
+    f"{LEAST_REQUESTS:,} independent or {LEAST_STRATIFIED:,} stratified requests, which decide nothing"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where requests come from: a trace that is repeated for every seed, or draws."""
+
+    trace: Traffic | None
+    lengths: LengthDistribution
+    output_tokens: float
+    draw: Callable[[int], Traffic]
+    enough: bool
+
+
+@click.command("simulate")
+@click.option("--preset", type=click.Choice(["case-study"]), default="case-study", show_default=True)
+@click.option(
+    "--profile",
+    type=click.Path(dir_okay=False, exists=True, path_type=Path),
+    help="Simulate the stack that prfaas profile measured, instead of a preset.",
+)
+@click.option("--policy", type=click.Choice([n.value for n in Name]), default=Name.PRFAAS.value, show_default=True)
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Requests per second; a trace keeps its own.")
+@click.option("--requests", type=click.IntRange(1, 10_000_000), default=50_000, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--seeds", type=click.IntRange(1, 100), default=1, show_default=True, help="Run so many, from --seed on.")
+@click.option("--arrivals", type=click.Choice(["poisson", "bursty"]), default="poisson", show_default=True)
+@click.option("--cv", type=click.FloatRange(0.1, 20), default=4.0, show_default=True, help="Of bursty gaps.")
+@click.option("--lengths", type=click.Choice(["independent", "stratified"]), default="independent", show_default=True)
+@click.option("--trace", type=click.File("r"), help="Replay the requests of a file.")
+@click.option("--format", "trace_format", type=click.Choice(list(FORMATS)), default="mooncake", show_default=True)
+@click.option("--speed", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, help="Of the trace.")
+@click.option("--spread-s", type=click.FloatRange(0), default=0.0, help="Spread a trace's ticks of so many seconds.")
+@click.option("--store", type=click.Choice(["shared", "nodes", "none"]), default="shared", show_default=True)
+@click.option("--store-gb", type=click.FloatRange(0, min_open=True), help="Room for prefixes, a store; else endless.")
+@click.option("--order", type=click.Choice([o.value for o in Order]), default=Order.FCFS.value, show_default=True)
+@click.option("--slack", type=click.FloatRange(0), default=4.0, show_default=True, help="Of the aged order.")
+@click.option("--roles", type=click.Choice(["integer", "fractional"]), default="integer", show_default=True)
+@click.option("--conversion-s", type=click.FloatRange(0), default=30.0, show_default=True)
+@click.option("--tpot-budget", type=click.FloatRange(0, 10), default=0.0, help="Share of a step for mixed prefill.")
+@click.option("--prefill", type=click.IntRange(0), help="Local prefill machines, instead of the best.")
+@click.option("--threshold", type=click.IntRange(0), help="Tokens, instead of the best.")
+@click.option("--link-gbps", type=click.FloatRange(0, min_open=True), default=LINK_GBPS, show_default=True)
+@click.option("--csv", "csv_file", type=click.File("w"), help="Write every request of the first seed.")
+@click.option("--timeline", "timeline_file", type=click.File("w"), help="Write the first seed for a trace viewer.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def simulate_command(as_json: bool, csv_file: Any, timeline_file: Any, seed: int, seeds: int, **given: Any) -> None:
+    """Simulate a fleet under traffic: what it sustains, and how long requests wait."""
+    try:
+        source = _source(given)
+        made = _plan(given, source)
+        runs = []
+        for number in range(seed, seed + seeds):
+            spans = Spans() if timeline_file is not None and number == seed else None
+            requests = source.draw(number)
+            with _heard(f"seed {number}", len(requests)) as heard:
+                run = simulate(made.fleet, made.settings, made.policy, requests, made.controller, spans, heard)
+            runs.append(figures(run, made.goals))
+            if number == seed:
+                _write(run, spans, csv_file, timeline_file)
+    except (TraceError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    report = _report(given, made, source, runs, seed)
+    if as_json:
+        print_json(report)
+        return
+    print_table(("", ""), [(key, _cell(value)) for key, value in report.items() if key != "each_seed"], "")
+
+
+def _source(given: dict[str, Any]) -> Source:
+    if given["trace"] is not None:
+        traffic = FORMATS[given["trace_format"]](given["trace"])
+        spread_s, speed = given["spread_s"], given["speed"]
+        if given["rate"]:
+            speed = given["rate"] / traffic.rate
+
+        def replayed(seed: int) -> Traffic:
+            return (traffic.spread(spread_s, seed) if spread_s else traffic).faster(speed)
+
+        return Source(traffic, lengths_of(traffic), float(traffic.output_tokens.mean()), replayed, True)
+    if not given["rate"]:
+        raise click.UsageError("--rate is missing: requests per second, unless --trace brings its own")
+    stratified = given["lengths"] == "stratified"
+    cv = given["cv"] if given["arrivals"] == "bursty" else 1.0
+    arrivals = Arrivals(given["requests"], given["rate"], cv, stratified)
+    enough = given["requests"] >= (LEAST_STRATIFIED if stratified else LEAST_REQUESTS)
+    return Source(None, LENGTHS, OUTPUT_TOKENS, lambda seed: synthetic(arrivals, LENGTHS, OUTPUT_TOKENS, seed), enough)
+
+
+def _plan(given: dict[str, Any], source: Source) -> Plan:
+    choice = Choice(
+        Name(given["policy"]),
+        given["prefill"],
+        given["threshold"],
+        Ordering(Order(given["order"]), given["slack"]),
+        given["roles"] == "fractional",
+        given["conversion_s"],
+        given["tpot_budget"],
+    )
+    if given["profile"] is not None:
+        measured = msgspec.json.decode(given["profile"].read_bytes(), type=Measured)
+        fleet = fleet_of(measured)
+        made = plan(choice, fleet, fleet, source.lengths, source.output_tokens, goals_of(measured), values_of(measured))
+        return with_store(made, choice.name, _store(given, fleet, source.trace))
+    values = PolicyValues(remote_codec="raw")
+    remote, alone = hybrid(0, given["link_gbps"]), homogeneous(0)
+    made = plan(choice, remote, alone, source.lengths, source.output_tokens, GOALS, values)
+    return with_store(made, choice.name, _store(given, remote, source.trace))
+
+
+def _store(given: dict[str, Any], fleet: Fleet, trace: Traffic | None) -> StoreSpec | None:
+    if trace is None or not trace.blocks or given["store"] == "none":
+        return None
+    room = given["store_gb"]
+    return StoreSpec(
+        trace.block_tokens,
+        trace.block_tokens * fleet.sizes.per_token,
+        fleet.sizes.state + sum(held * nbytes for held, nbytes in fleet.sizes.windows) if room else 0,
+        capacity_bytes=room * 1e9 if room else float("inf"),
+        shared=given["store"] == "shared",
+    )
+
+
+def _report(given: dict[str, Any], made: Plan, source: Source, runs: list[Figures], seed: int) -> dict[str, Any]:
+    steady = sum(run.steady for run in runs)
+    plain = [{key: _short(value) for key, value in asdict(run).items()} for run in runs]
+    means = {key: _mean([row[key] for row in plain]) for key in plain[0] if key != "steady"}
+    return {
+        "policy": given["policy"],
+        "order": given["order"],
+        "prefill_machines": made.fleet.local[0].prefill,
+        "threshold_tokens": made.settings.threshold_tokens,
+        "seeds": len(runs),
+        "steady_seeds": steady,
+        "sustained": steady >= SUSTAINED_SHARE * len(runs) if source.enough else None,
+        **means,
+        "note": NOTE,
+        "each_seed": [{"seed": seed + index} | row for index, row in enumerate(plain)],
+    }
+
+
+def _write(run: Run, spans: Spans | None, csv_file: Any, timeline_file: Any) -> None:
+    if csv_file is not None:
+        writer = csv.writer(csv_file)
+        writer.writerow(COLUMNS)
+        writer.writerows(rows(run))
+    if timeline_file is not None and spans is not None:
+        json.dump(timeline(run, spans), timeline_file)
+
+
+@contextmanager
+def _heard(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr, for what takes more than two seconds."""
+    began = time.monotonic()
+    bar = Progress(
+        TextColumn(what),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    task = bar.add_task(what, total=total)
+    shown = False
+
+    def heard(come: int) -> None:
+        nonlocal shown
+        if not shown and time.monotonic() - began > SOON_S:
+            shown = True
+            bar.start()
+        if shown:
+            bar.update(task, completed=come)
+
+    try:
+        yield heard
+    finally:
+        if shown:
+            bar.stop()
+
+
+def _mean(values: list[Any]) -> Any:
+    if any(value is None for value in values):
+        return None
+    return _short(fmean(values))
+
+
+def _short(value: Any) -> Any:
+    """Six significant digits; None for what is infinite, which JSON has no word for."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return value
+    if not isfinite(value):
+        return None
+    rounded = float(f"{value:.6g}")
+    return int(rounded) if rounded.is_integer() else rounded
+
+
+def _cell(value: Any) -> str:
+    return "-" if value is None else f"{value:,}" if isinstance(value, (int, float)) else str(value)
