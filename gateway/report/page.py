@@ -8,7 +8,8 @@ from gateway.report import plots, series, words
 from gateway.report.html import facts, heading, listed, paragraph, plot, table
 from gateway.report.style import STYLE
 from gateway.report.svg import Frame
-from scheduler.report.capacity import Advice, CapacityView, Point
+from scheduler.operating_point import Point
+from scheduler.report.capacity import Advice, CapacityView
 from scheduler.report.egress import ClusterUse
 from scheduler.report.latency import Attainment, Latency
 from scheduler.report.report import Report

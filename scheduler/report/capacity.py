@@ -9,25 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from math import inf
 
 import msgspec
 import numpy as np
 
-from scheduler.controller.capacity import Capacities, Split
+from scheduler.controller.assessment import ratio
 from scheduler.controller.observation import Observation, Stage
 from scheduler.controller.settings import ControllerSettings
 from scheduler.controller.traffic import LEAST_ENDS, binned
 from scheduler.lengths import FloatArray
 from scheduler.observed_lengths import ObservedLengths
+from scheduler.operating_point import FleetModel, Point, full_at
 from scheduler.report.requests import Served
-from scheduler.throughput import Deployment, LocalNodes, Rates, Reading, divide, rates
+from scheduler.throughput import Reading, divide, rates
 
 SAMPLES = 200
 LOW, HIGH = 0.05, 0.95
 THRESHOLDS, SPLITS = 48, 33
 """Columns and rows of the surface at most."""
-BITS_PER_GBIT = 1e9
 
 
 class StageBalance(msgspec.Struct, frozen=True):
@@ -47,23 +46,6 @@ class StageBalance(msgspec.Struct, frozen=True):
     full_then: float
     busy: float | None = None
     waiting: int | None = None
-
-
-class Point(msgspec.Struct, frozen=True):
-    """A split, ``prefill`` nodes of each kind and the rest in decode, with a threshold in uncached tokens.
-
-    ``lambda_max`` in the ``mean_service`` reading, the true limit of stability, and ``lambda_point`` in the ``point``
-    reading, as published figures mostly are. ``egress_gbps`` leaves the clusters at the offered rate.
-    """
-
-    prefill: Split
-    decode: Split
-    threshold: float
-    lambda_max: float
-    lambda_point: float
-    limited_by: str
-    offloaded: float
-    egress_gbps: float
 
 
 class Advice(StrEnum):
@@ -123,7 +105,7 @@ def capacity_view(
     if missing:
         return missing
     prompted = rate * len(lengths) / len(requests)
-    model = _Model(seen, binned(lengths), float(answers.mean()) * len(requests) / len(lengths))
+    model = FleetModel(seen, binned(lengths), float(answers.mean()) * len(requests) / len(lengths))
     split = model.split
     at = model.effective(seen.threshold, split)
     now = model.point(split, at, prompted)
@@ -131,7 +113,7 @@ def capacity_view(
     winner = model.fleet.best(model.output_tokens, split)
     best = model.point(winner, model.fleet.prefill(winner)[1], prompted)
     gains = _gains(model, lengths, answers, len(requests) / len(lengths), now, best, seed)
-    gain, better = _ratio(best.lambda_max, now.lambda_max), float(np.mean(gains > 1))
+    gain, better = ratio(best.lambda_max, now.lambda_max), float(np.mean(gains > 1))
     low, high = (float(np.quantile(gains, q, method="inverted_cdf")) for q in (LOW, HIGH))
     advice, why = _advice(now, best, gain, low, prompted, settings)
     stages = _stages(seen, model, now, best, prompted)
@@ -168,52 +150,8 @@ def _missing(seen: Observation, lengths: int, answers: int, least: int) -> str:
     return ""
 
 
-class _Model:
-    """The fleet with one distribution of lengths."""
-
-    def __init__(self, seen: Observation, lengths: ObservedLengths, output_tokens: float) -> None:
-        self.seen = seen
-        self.lengths = lengths
-        self.output_tokens = output_tokens
-        self.counts = tuple(sum(node.kind == kind.name for node in seen.nodes) for kind in seen.kinds)
-        self.split = tuple(
-            sum(node.kind == kind.name and node.goal is Stage.PREFILL for node in seen.nodes) for kind in seen.kinds
-        )
-        self.fleet = Capacities(seen.kinds, self.counts, seen.clusters, seen.kv, lengths)
-
-    def deployment(self, output_tokens: float) -> Deployment:
-        local = tuple(
-            LocalNodes(count, kind.prefill, kind.decode)
-            for count, kind in zip(self.counts, self.seen.kinds, strict=True)
-        )
-        return Deployment(local, self.seen.clusters, self.seen.kv, output_tokens)
-
-    def effective(self, threshold: float, split: Split) -> float:
-        """What a threshold comes to where one of the sides is not there."""
-        if not self.seen.clusters:
-            return inf
-        return threshold if sum(split) else 0.0
-
-    def rates(self, split: Split, threshold: float, reading: Reading = Reading.MEAN_SERVICE) -> Rates:
-        deployment = self.deployment(self.output_tokens)
-        return rates(deployment, divide(deployment, self.lengths, threshold, reading), split)
-
-    def point(self, split: Split, threshold: float, rate: float) -> Point:
-        found = self.rates(split, threshold)
-        return Point(
-            prefill=split,
-            decode=tuple(count - n for count, n in zip(self.counts, split, strict=True)),
-            threshold=threshold,
-            lambda_max=found.lambda_max,
-            lambda_point=self.rates(split, threshold, Reading.POINT).lambda_max,
-            limited_by=found.limited_by,
-            offloaded=found.demand.p,
-            egress_gbps=rate * found.demand.p * found.demand.kv_long_bytes * 8 / BITS_PER_GBIT,
-        )
-
-
 def _gains(
-    model: _Model,
+    model: FleetModel,
     lengths: FloatArray,
     answers: FloatArray,
     per_request: float,
@@ -237,14 +175,14 @@ def _gains(
             rates(deployment, divide(deployment, some, p.threshold, Reading.MEAN_SERVICE), p.prefill).lambda_max
             for p in (best, now)
         )
-        gains[i] = _ratio(then, present)
+        gains[i] = ratio(then, present)
     return gains
 
 
 def _advice(
     now: Point, best: Point, gain: float, low: float, rate: float, settings: ControllerSettings
 ) -> tuple[Advice, str]:
-    load = _ratio(rate, now.lambda_max)
+    load = ratio(rate, now.lambda_max)
     if gain < settings.start_gain:
         return Advice.KEEP, (
             f"The best point there is would carry {gain:.2f} times as much; below {settings.start_gain:g} a change is "
@@ -262,12 +200,12 @@ def _advice(
     return Advice.REBALANCE, urgent
 
 
-def _stages(seen: Observation, model: _Model, now: Point, best: Point, rate: float) -> tuple[StageBalance, ...]:
+def _stages(seen: Observation, model: FleetModel, now: Point, best: Point, rate: float) -> tuple[StageBalance, ...]:
     here, then = model.rates(now.prefill, now.threshold), model.rates(best.prefill, best.threshold)
     remote = sum(nodes.count for cluster in seen.clusters for nodes in cluster.nodes)
 
     def stage(name: str, nodes: float, share: float, theta: float, full_then: float, of: Stage | None) -> StageBalance:
-        full_at = _full_at(theta, share)
+        limit = full_at(theta, share)
         busy = [node.busy for node in seen.nodes if node.stage is of and node.becoming is None]
         waiting = {Stage.PREFILL: seen.waiting_prefill, Stage.DECODE: seen.waiting_decode}
         return StageBalance(
@@ -275,8 +213,8 @@ def _stages(seen: Observation, model: _Model, now: Point, best: Point, rate: flo
             nodes,
             share,
             theta,
-            full_at,
-            _ratio(rate, full_at) if share > 0 else 0.0,
+            limit,
+            ratio(rate, limit) if share > 0 else 0.0,
             full_then,
             sum(busy) / len(busy) if busy else None,
             None if of is None else waiting[of],
@@ -284,20 +222,20 @@ def _stages(seen: Observation, model: _Model, now: Point, best: Point, rate: flo
 
     p, p_then = here.demand.p, then.demand.p
     return (
-        stage("prefill at home", here.n_p, 1 - p, here.theta_pdp, _full_at(then.theta_pdp, 1 - p_then), Stage.PREFILL),
+        stage("prefill at home", here.n_p, 1 - p, here.theta_pdp, full_at(then.theta_pdp, 1 - p_then), Stage.PREFILL),
         stage(
             "prefill in clusters",
             remote,
             p,
             here.demand.theta_prfaas,
-            _full_at(then.demand.theta_prfaas, p_then),
+            full_at(then.demand.theta_prfaas, p_then),
             None,
         ),
         stage("decode", here.n_d, 1.0, here.theta_pdd, then.theta_pdd, Stage.DECODE),
     )
 
 
-def _surface(model: _Model) -> Surface:
+def _surface(model: FleetModel) -> Surface:
     """Lambda_max over thresholds and splits, both thinned out to what a picture can show."""
     means = model.lengths.means
     thresholds = np.unique(np.geomspace(max(1.0, means[0] * 0.9), means[-1] * 1.02, THRESHOLDS))
@@ -314,7 +252,7 @@ def _surface(model: _Model) -> Surface:
     return Surface(tuple(float(t) for t in thresholds), tuple(counts), tuple(values), tuple(peaks))
 
 
-def _fill(model: _Model, short_s: Sequence[float], nodes: int) -> tuple[int, ...]:
+def _fill(model: FleetModel, short_s: Sequence[float], nodes: int) -> tuple[int, ...]:
     """So many local nodes prefill: first of the kind that is comparatively better at it."""
     kinds = model.seen.kinds
     order = sorted(range(len(kinds)), key=lambda i: short_s[i] * kinds[i].decode.tokens_per_s)
@@ -323,13 +261,3 @@ def _fill(model: _Model, short_s: Sequence[float], nodes: int) -> tuple[int, ...
         filled[i] = min(nodes, model.counts[i])
         nodes -= filled[i]
     return tuple(filled)
-
-
-def _full_at(theta: float, share: float) -> float:
-    return theta / share if share > 0 else inf
-
-
-def _ratio(above: float, below: float) -> float:
-    if below > 0:
-        return above / below
-    return inf if above > 0 else 1.0

@@ -12,7 +12,8 @@ import pytest
 from scheduler.controller.settings import ControllerSettings
 from scheduler.controller.traffic import binned
 from scheduler.facts import Prices
-from scheduler.report.capacity import Advice, CapacityView, _Model
+from scheduler.operating_point import FleetModel
+from scheduler.report.capacity import Advice, CapacityView
 from scheduler.report.conversions import Converted
 from scheduler.report.egress import Site
 from scheduler.report.latency import Goals
@@ -94,7 +95,7 @@ def test_the_best_point_is_what_an_exhaustive_search_finds() -> None:
     found = capacity(make_report(given))
     lengths = binned(np.asarray([float(one.uncached_tokens) for one in given.requests]))
     assert given.seen is not None
-    deployment = _Model(given.seen, lengths, found.output_tokens).deployment(found.output_tokens)
+    deployment = FleetModel(given.seen, lengths, found.output_tokens).deployment(found.output_tokens)
     searched = SplitSearch(deployment, lengths, Reading.MEAN_SERVICE).split()
     assert found.best.lambda_max == pytest.approx(searched.lambda_max, rel=1e-3)
 
