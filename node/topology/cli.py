@@ -19,7 +19,7 @@ from node.topology.machine import ThisMachine
 from node.topology.render import table, tree
 from scheduler.placement.evaluate import Evaluation, evaluate
 from scheduler.placement.fleet import Fleet
-from scheduler.placement.policies import SINGLE, Policy
+from scheduler.placement.policies import SINGLE, Placement, Policy
 from scheduler.placement.trace import Arrivals, Request, Skew, made_up, read
 from scheduler.topology.pipeline import even
 from scheduler.topology.projection import (
@@ -122,6 +122,7 @@ def project_command(tokens: int, as_json: bool) -> None:
 @click.option("--rate", type=click.FloatRange(0, min_open=True), default=100.0, show_default=True, help="Requests/s.")
 @click.option("--count", type=click.IntRange(1, 100_000), default=300, show_default=True, help="Requests of each kind.")
 @click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--decisions", is_flag=True, help="With --json: every decision of auto, and what the others would cost.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def placement_command(
     trace: Any,
@@ -133,9 +134,12 @@ def placement_command(
     rate: float,
     count: int,
     seed: int,
+    decisions: bool,
     as_json: bool,
 ) -> None:
     """Compare where requests to a mixture of experts are decoded: at the cache, at the experts, by load. Modelled."""
+    if decisions and not as_json:
+        raise click.UsageError("--decisions is for --json; give both")
     everywhere = range(domains * gpus)
     fleet = Fleet(
         tuple(gpu // gpus for gpu in everywhere),
@@ -157,7 +161,7 @@ def placement_command(
         }
     found = {name: [evaluate(fleet, requests, policy) for policy in Policy] for name, requests in traces.items()}
     if as_json:
-        _print_json({"modelled": True, "traces": {name: _compared(each) for name, each in found.items()}})
+        _print_json({"modelled": True, "traces": {n: _compared(each, decisions) for n, each in found.items()}})
         return
     click.echo("Mean cost of a request = KV transfer + expert exchange + queue, modelled\n")
     shown = Table("trace", "policy", "cost", "KV", "exchange", "queue", "auto decided by", box=None, pad_edge=False)
@@ -218,7 +222,7 @@ def _projection(figures: list[Figures]) -> dict[str, Any]:
     }
 
 
-def _compared(each: list[Evaluation]) -> dict[str, Any]:
+def _compared(each: list[Evaluation], decisions: bool) -> dict[str, Any]:
     by_policy = {one.policy: one for one in each}
     best = min(SINGLE, key=lambda policy: by_policy[policy].mean_s)
     return {
@@ -234,6 +238,18 @@ def _compared(each: list[Evaluation]) -> dict[str, Any]:
         },
         "best_single": best.value,
         "auto_over_best_single": by_policy[Policy.AUTO].mean_s / by_policy[best].mean_s,
+        **({"decisions": [_decided(one) for one in by_policy[Policy.AUTO].decisions]} if decisions else {}),
+    }
+
+
+def _decided(one: Placement) -> dict[str, Any]:
+    return {
+        "gpu": one.chosen.gpu,
+        "by": one.by.value,
+        "costs": {
+            policy.value: {"gpu": cost.gpu, "kv_s": cost.kv_s, "exchange_s": cost.exchange_s, "queue_s": cost.queue_s}
+            for policy, cost in one.proposals.items()
+        },
     }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from scheduler.placement.fleet import Fleet, Work
-from scheduler.placement.policies import Policy, place
+from scheduler.placement.policies import Placement, Policy, place
 from scheduler.placement.statistics import ExpertStatistics
 from scheduler.placement.trace import (
     DECODE_S_PER_TOKEN,
@@ -19,14 +19,19 @@ from scheduler.placement.trace import (
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Mean seconds a request, in all and by part; ``by`` counts which thought decided."""
+    """Mean seconds a request, in all and by part, and every decision in order of the trace."""
 
     policy: Policy
     mean_s: float
     kv_s: float
     exchange_s: float
     queue_s: float
-    by: Mapping[Policy, int]
+    decisions: tuple[Placement, ...]
+
+    @property
+    def by(self) -> Mapping[Policy, int]:
+        """How many requests each thought decided."""
+        return Counter(decision.by for decision in self.decisions)
 
 
 def evaluate(fleet: Fleet, trace: Sequence[Request], policy: Policy) -> Evaluation:
@@ -39,7 +44,7 @@ def evaluate(fleet: Fleet, trace: Sequence[Request], policy: Policy) -> Evaluati
     free_at = [0.0] * len(fleet.domain_of)
     statistics = ExpertStatistics(len(fleet.gpu_of))
     kv_s = exchange_s = queue_s = 0.0
-    by: Counter[Policy] = Counter()
+    decisions = []
     for request in trace:
         work = Work(
             request.prompt_tokens * KV_BYTES_PER_TOKEN,
@@ -58,7 +63,7 @@ def evaluate(fleet: Fleet, trace: Sequence[Request], policy: Policy) -> Evaluati
         kv_s += placement.chosen.kv_s
         exchange_s += exchange
         queue_s += begins - request.at_s - placement.chosen.kv_s
-        by[placement.by] += 1
+        decisions.append(placement)
     count = len(trace)
     mean = (kv_s + exchange_s + queue_s) / count
-    return Evaluation(policy, mean, kv_s / count, exchange_s / count, queue_s / count, dict(by))
+    return Evaluation(policy, mean, kv_s / count, exchange_s / count, queue_s / count, tuple(decisions))

@@ -98,6 +98,23 @@ async def test_what_the_kernel_delivers_corrects_the_cost_of_tcp(stage: Open) ->
     assert way["cost_s"] == pytest.approx(way["nominal_s"] * way["slowdown"])
 
 
+async def test_what_was_never_the_ways_own_limit_corrects_nothing(stage: Open) -> None:
+    one = await pair(stage, encode_report(machine("a")), encode_report(machine("b")))
+    one.nodes[0].links = (LinkReport("d", 0.0, 0.0, 0, 0, 0, delivery_bytes_per_s=TCP / 10, app_limited=True),)
+    await one.nodes[0].heartbeat()
+    await asyncio.sleep(0.05)
+    assert {way["slowdown"] for way in (await seen(one))["routes"][0]["host_memory"]} == {1.0}
+
+
+async def test_a_node_that_comes_back_on_a_new_stream_keeps_its_place_in_the_graph(stage: Open) -> None:
+    one = await pair(stage, encode_report(machine("a")), encode_report(machine("b")))
+    earlier = one.gateway.registry.node("p")
+    await one.nodes[0].start()
+    await one.until(lambda: one.gateway.registry.node("p") is not earlier)
+    await asyncio.sleep(0.1)
+    assert set((await seen(one))["machines"]) == {"p", "d"}
+
+
 async def test_the_command_prints_ways_and_refusals(stage: Open) -> None:
     one = await pair(stage, encode_report(machine("a")), b"\xc1")
     url = str(one.client.base_url)

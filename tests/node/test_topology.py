@@ -235,12 +235,15 @@ def test_placements_are_compared_on_made_up_traffic_and_on_a_trace(tmp_path: Pat
     file = tmp_path / "trace.jsonl"
     line = {"at_s": 0.0, "prompt_tokens": 9, "output_tokens": 9, "cached_on": 0, "experts": [1] * 8}
     file.write_text(json.dumps(line) + "\n")
-    done = CliRunner().invoke(topology, [*small, "--json", "--trace", str(file)])
-    assert list(json.loads(done.stdout)["traces"]) == ["trace.jsonl"]
+    done = CliRunner().invoke(topology, [*small, "--json", "--decisions", "--trace", str(file)])
+    (decided,) = json.loads(done.stdout)["traces"]["trace.jsonl"]["decisions"]
+    assert (decided["gpu"], decided["by"]) == (0, "cache_first")
+    assert set(decided["costs"]) == {"cache_first", "expert_domain_first", "expert_load_split"}
     file.write_text('{"at_s": 0}\n')
     refused = CliRunner().invoke(topology, [*small, "--trace", str(file)])
     assert refused.exit_code == 2
     assert "--trace: line 1" in refused.output
+    assert CliRunner().invoke(topology, [*small, "--decisions"]).exit_code == 2
 
 
 def test_routes_between_machines_as_they_were_found() -> None:

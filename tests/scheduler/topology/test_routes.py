@@ -73,6 +73,14 @@ def test_what_is_a_little_slow_keeps_its_place() -> None:
     assert set(drive(routes, seconds.__getitem__, 50, 0.0, 0.1)) == {Transport.NVLINK}
 
 
+def test_a_rate_that_is_measured_again_and_again_becomes_the_cost() -> None:
+    routes = one_host()
+    for second in range(10):
+        routes.measured(A, B, Transport.TCP, 1e9, float(second))
+    cost = next(c for c in routes.choose(A, B, GB, 9.0).costs if c.path.transport is Transport.TCP)
+    assert cost.seconds == pytest.approx(GB / 1e9, rel=0.1)
+
+
 def test_a_failed_transport_falls_to_the_next_and_is_remembered_for_a_while() -> None:
     routes = one_host()
     routes.failed(A, B, Transport.NVLINK, 0.0)
@@ -114,10 +122,11 @@ def test_only_what_both_ends_have_is_offered() -> None:
 def test_a_small_transfer_takes_what_begins_soonest_and_teaches_nothing() -> None:
     routes = one_host()
     routes.took(A, B, Transport.NVLINK, 1000, 5.0, 0.0)
-    assert routes.choose(A, B, GB, 0.0).costs[0].slowdown == 1.0
     for nonsense in (0.0, -1.0, float("nan"), float("inf")):
         routes.took(A, B, Transport.NVLINK, GB, nonsense, 0.0)
-    assert routes.choose(A, B, GB, 0.0).costs[0].slowdown == 1.0
+        routes.measured(A, B, Transport.NVLINK, nonsense, 0.0)
+    assert {cost.slowdown for cost in routes.choose(A, B, GB, 0.0).costs} == {1.0}
+    assert routes.choose(A, B, 1, 0.0).transport in (Transport.NVLINK, Transport.SHM)
 
 
 def test_ways_that_are_not_in_the_graph_are_not_kept_and_a_lost_nodes_are_forgotten() -> None:
