@@ -29,6 +29,7 @@ from gateway.report_routes import add_report_routes
 from gateway.terms import ClusterTerms, KeyLimits
 from gateway.tokenizing import Tokenizing
 from gateway.views import cluster_view, key_view, node_view, prefix_view
+from gateway.what_if_routes import add_what_if_routes
 from kvcache.wire import Role as NodeRole
 from scheduler.facts import FREE, Prices
 
@@ -271,7 +272,9 @@ def build_routes(
         )
 
     add_rebalance_routes(api, rebalancing, body_of)
-    add_report_routes(api, ReportSource(decisions, registry, rebalancing), model.name)
+    kept = ReportSource(decisions, registry, rebalancing)
+    add_report_routes(api, kept, model.name)
+    add_what_if_routes(api, kept, registry, services.policy.values, body_of)
 
     add_decision_routes(api, decisions)
 

@@ -18,6 +18,8 @@ from rich.table import Table
 F = TypeVar("F", bound=Callable[..., Any])
 
 TIMEOUT_S = 15.0
+LONG_TIMEOUT_S = 180.0
+"""For what is simulated before it is answered."""
 STREAM_S = 300.0
 """Between two pieces of a streamed answer."""
 
@@ -86,6 +88,26 @@ class Api:
                     into.write(part)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise click.ClickException(f"gateway {self._url}: {error or type(error).__name__}") from error
+
+    def answer_lines(self, path: str, body: dict[str, Any], heard: Callable[[float], None]) -> dict[str, Any]:
+        """Post a question that takes a while; ``heard`` is told how far it is, from 0 to 1. Raises ClickException."""
+        try:
+            with self._http.stream(
+                "POST", path, json=body, headers={"Accept": "application/x-ndjson"}, timeout=LONG_TIMEOUT_S
+            ) as answer:
+                if answer.is_error:
+                    answer.read()
+                    raise click.ClickException(_message(answer) or f"gateway {self._url}: HTTP {answer.status_code}")
+                for line in answer.iter_lines():
+                    said = json.loads(line)
+                    if "error" in said:
+                        raise click.ClickException(said["error"]["message"])
+                    if "answer" in said:
+                        return dict(said["answer"])
+                    heard(said.get("progress", 0.0))
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            raise click.ClickException(f"gateway {self._url}: {error or type(error).__name__}") from error
+        raise click.ClickException(f"gateway {self._url}: it ended without an answer")
 
 
 def _message(answer: httpx.Response) -> str | None:

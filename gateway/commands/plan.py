@@ -9,6 +9,7 @@ import click
 
 from gateway.commands.client import print_json, print_table
 from gateway.commands.proposals import approve, proposals, refuse
+from gateway.commands.what_if import what_if
 from gateway.public_models import LEFT_OUT, MODELS, TOKENS, KvThroughput, kv_throughput
 from gateway.public_models import SOURCE as MODELS_SOURCE
 from scheduler.case_study import (
@@ -71,7 +72,7 @@ def plan() -> None:
     """Work out capacities and splits from the throughput model; say what a gateway should do about its own."""
 
 
-for command in (proposals, approve, refuse):
+for command in (proposals, approve, refuse, what_if):
     plan.add_command(command)
 
 
