@@ -18,7 +18,8 @@ from scheduler.link_rate import MAX_BYTES_PER_S, LinkRate
 from scheduler.probing import ProbeBudget
 from scheduler.speeds import Ewma
 
-FRESH_S = 60.0
+FRESH_S = 20.0
+"""An idle link that decisions ask about is measured ten times as often, where its nodes can."""
 PRESENT_S = 2.0
 """For so long what a node reported counts as of now: two heartbeats."""
 STALLED_S = 2.0
@@ -242,6 +243,10 @@ class LinkState:
         return acked / took
 
     def _judge(self, now: float) -> None:
+        """Look for signs of congestion; where no path is there, nothing is known of it any more."""
+        if not any(sender.paths for sender in self._senders.values() if now - sender.at <= PRESENT_S):
+            self._congestion.update(Signs(), now)
+            return
         signs = Signs(
             rate=self._rate.value,
             best=self._rate.best(now),

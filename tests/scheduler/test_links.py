@@ -58,6 +58,19 @@ def test_a_cut_is_seen_while_the_first_transfer_over_it_is_still_under_way() -> 
     assert link.facts(node.now).congested
 
 
+def test_a_link_without_any_path_is_not_congested_for_long_and_not_fresh_for_long() -> None:
+    link = seen()
+    node = Sending(link)
+    for _ in range(4):
+        node.tell(MBPS_50, limited=True)
+    assert link.facts(node.now).congested
+    for _ in range(4):
+        node.now += 1.0
+        link.reported("p1", {}, node.now)
+    assert not link.facts(node.now).congested
+    assert not link.facts(node.now + FRESH_S).fresh
+
+
 def test_a_sender_that_is_not_held_up_does_not_lower_the_rate_and_raises_it_where_it_is_faster() -> None:
     link = seen(1e6)
     node = Sending(link)
