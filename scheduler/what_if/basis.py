@@ -55,7 +55,9 @@ def case_study() -> Basis:
     )
     seen = Observation(nodes, (Kind("h20", local.prefill, local.decode),), site.clusters, site.kv, PUBLISHED_T)
     lengths = tuple(round(LENGTHS.quantile((i + 0.5) / STRATA)) for i in range(STRATA))
-    notes = (f"Without a rate the preset is asked about at {PRESET_LOAD:.0%} of its capacity, the same in every case.",)
+    notes = (
+        f"Without a rate the preset is asked about at {PRESET_LOAD * 100:.0f} % of today's capacity, before scaling.",
+    )
     return Basis(seen, lengths, (OUTPUT_TOKENS,) * STRATA, None, 1.0, 2048, notes=notes)
 
 
