@@ -144,7 +144,7 @@ def conversions_section(report: Report) -> str:
             rows.append(
                 (
                     f"{change.node} to {change.role_to}",
-                    words.moment(change.began),
+                    words.moment(change.began)[5:16],
                     change.outcome.replace("_", " "),
                     gain,
                     *stretches,
@@ -153,7 +153,7 @@ def conversions_section(report: Report) -> str:
             )
         columns = (
             "conversion",
-            "began",
+            "began, UTC",
             "outcome",
             "promised",
             "req/s before",

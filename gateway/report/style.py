@@ -51,7 +51,7 @@ table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabula
 th, td { text-align: left; padding: 6px 20px 6px 0; border-bottom: 1px solid var(--rule); vertical-align: top; }
 th { font-weight: 600; color: var(--muted); white-space: nowrap; }
 thead th { white-space: normal; vertical-align: bottom; }
-td { white-space: nowrap; } td.long { white-space: normal; min-width: 24ch; overflow-wrap: anywhere; }
+td { white-space: nowrap; } td.long { white-space: normal; min-width: 20ch; overflow-wrap: anywhere; }
 td.n, th.n { text-align: right; }
 details { margin: 8px 0 0; } summary { cursor: pointer; color: var(--muted); font-size: 14px; }
 :focus-visible { outline: 2px solid var(--home); outline-offset: 3px; }
