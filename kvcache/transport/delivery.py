@@ -1,7 +1,7 @@
 """What a peer's connections deliver, looked at a few times a second: the rates between which the path lies. Sans-I/O.
 
 A sender that has too little to send shows only what the path can do at least, while it has something. The path itself
-was the limit where all that it delivered had been given to the kernel before, with more behind it, or where all
+was the limit where all that it delivered in a while had been in the kernel before, with more behind it, or where all
 connections waited for the kernel; and where this had been so for longer than a congestion window takes to grow, or the
 way was visibly queueing.
 """
@@ -18,7 +18,7 @@ SHORTEST_BUSY_S = 0.02
 WAITING_SHARE = 0.9
 """Of a window in which all connections waited for the kernel, for the path to have been the limit."""
 LEAST_BACKLOG = 64 << 10
-"""Less than this on its way is a trickle, which says nothing of the path however long it takes."""
+"""What must be left, of what was on its way when a window began, for the path to have been busy to its end."""
 RAMP_RTTS = 8
 """Round trips in which a congestion window grows from its start to what a fast path holds (2^8 times)."""
 QUEUEING = 2.0
@@ -76,7 +76,7 @@ class DeliveryWatch:
             return
         self._looked_at, self._before = now, counts
         delivered = max(0, counts.delivered - before.delivered)
-        backlog = before.outstanding >= max(delivered, LEAST_BACKLOG) and counts.outstanding > 0
+        backlog = before.outstanding >= delivered + LEAST_BACKLOG
         limited = backlog or counts.waited_s - before.waited_s >= WAITING_SHARE * took
         grown = self._limited_for_s >= RAMP_RTTS * counts.least_rtt_s or _queues(counts)
         self._limited_for_s = self._limited_for_s + took if limited else 0.0

@@ -84,6 +84,11 @@ def test_a_way_that_visibly_queues_is_the_limit_at_once() -> None:
     assert watch.told(now).at_most == pytest.approx(6e6)
 
 
+def test_a_burst_that_is_over_within_a_window_is_no_limit_however_much_was_on_its_way_before() -> None:
+    watch, now = watched([400e3] * 8, outstanding=120_000, rtt_s=0.5)
+    assert watch.told(now).at_most == 0.0
+
+
 def test_a_trickle_is_no_limit_however_slow_its_round_trips() -> None:
     watch, now = watched([80.0] * 8, outstanding=20, rtt_s=0.5)
     assert watch.told(now).at_most == 0.0
