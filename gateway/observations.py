@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from scheduler.decision import Decision
+from scheduler.decision import Option
+from scheduler.facts import CodecFacts, Facts
 from scheduler.fitting import Observed, fit_site, step_times, steps
 from scheduler.measured import VERSION, Measured, Site, Source
 
@@ -19,6 +20,13 @@ DEFAULT_BATCH = 16
 
 class LogUnreadable(Exception):
     """A file is not a decision log; the text names the line and the field."""
+
+
+class _Decided(msgspec.Struct, frozen=True):
+    """What of a decision is needed."""
+
+    chosen: Option | None
+    facts: Facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +85,7 @@ def observed(records: Iterable[dict[str, Any]], extra_s: Mapping[str, float] | N
 
 
 def _observed(record: dict[str, Any], extra_s: float) -> Observed:
-    decision = msgspec.convert(record["decision"], Decision)
+    decision = msgspec.convert(record["decision"], _Decided)
     option, attempt, facts = decision.chosen, record["attempts"][-1], decision.facts
     if option is None:
         raise TypeError("decision.chosen is nothing, though the request was answered")
@@ -108,6 +116,31 @@ def _observed(record: dict[str, Any], extra_s: float) -> Observed:
     )
 
 
+def common_codecs(facts: Facts) -> tuple[CodecFacts, ...]:
+    """What every node can do, at the rates of the slowest."""
+    encoders = [node.codecs for cluster in facts.clusters for node in cluster.nodes]
+    decoders = [node.codecs for node in facts.decode_nodes]
+    held = [{codec.name: codec for codec in codecs} for codecs in (*encoders, *decoders)]
+    found = []
+    for name in sorted(set[str]().union(*held)):
+        if not all(name in one for one in held):
+            continue
+        encode = [one[name].encode_bytes_per_s for one in held[: len(encoders)]]
+        decode = [one[name].decode_bytes_per_s for one in held[len(encoders) :]]
+        ratios = [one[name].wire_ratio for one in held]
+        known = [[value for value in values if value] for values in (encode, decode, ratios)]
+        found.append(
+            CodecFacts(
+                name,
+                held[0][name].quality,
+                max(known[2], default=None),
+                min(known[0], default=None),
+                min(known[1], default=None),
+            )
+        )
+    return tuple(found)
+
+
 def profile(
     records: list[dict[str, Any]], stack: Stack, source: Source, extra_s: Mapping[str, float] | None = None
 ) -> Measured:
@@ -116,7 +149,7 @@ def profile(
     if not seen:
         raise ValueError("records: none of them is of a request that was answered by its first way")
     newest = max((r for r in records if r.get("decision")), key=lambda record: record["at"])
-    facts = msgspec.convert(newest["decision"], Decision).facts
+    facts = msgspec.convert(newest["decision"], _Decided).facts
     sizes, chunk = facts.request.sizes, facts.request.chunk_tokens
     times = step_times(seen)
     step_s = steps(times, stack.batch)
@@ -133,6 +166,7 @@ def profile(
         chunk_tokens=chunk,
         block_tokens=stack.block_tokens,
         sizes=sizes,
+        codecs=common_codecs(facts),
         home=next(site for site in sites if site.name in names),
         clusters=tuple(site for site in sites if site.name not in names),
         decode_nodes=len(facts.decode_nodes),

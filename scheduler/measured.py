@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from scheduler.facts import PrefillCurve, SizeFacts
+from scheduler.facts import CodecFacts, PrefillCurve, SizeFacts
 
 VERSION = 1
 MAX_NODES = 100_000
@@ -54,8 +54,8 @@ class Site(msgspec.Struct, frozen=True):
 class Measured(msgspec.Struct, frozen=True):
     """A stack. ``step_s[n]`` is the time of a decode step with n streams on one node, n from 0 to its batch.
 
-    ``steps_seen`` are the (streams, seconds) that ``step_s`` is a line through. At ``home`` the local prefill nodes
-    prefill or, where ``home.nodes`` is 0, the decode nodes in place.
+    ``steps_seen`` are the (streams, seconds) that ``step_s`` is a line through; ``codecs`` are what all nodes can do.
+    At ``home`` the local prefill nodes prefill or, where ``home.nodes`` is 0, the decode nodes in place.
     """
 
     version: int
@@ -64,6 +64,7 @@ class Measured(msgspec.Struct, frozen=True):
     chunk_tokens: int
     block_tokens: int
     sizes: SizeFacts
+    codecs: tuple[CodecFacts, ...]
     home: Site
     clusters: tuple[Site, ...]
     decode_nodes: int
@@ -81,6 +82,11 @@ class Measured(msgspec.Struct, frozen=True):
         _within("sizes.state", self.sizes.state, 0, 1 << 50)
         if not 2 <= len(self.step_s) <= MAX_BATCH + 1:
             raise ValueError(f"step_s: needs the times of 0 to at least 1 streams, at most {MAX_BATCH}")
+        for n, codec in enumerate(self.codecs):
+            for name in ("wire_ratio", "encode_bytes_per_s", "decode_bytes_per_s"):
+                value = getattr(codec, name)
+                if value is not None:
+                    _within(f"codecs[{n}].{name}", value, 1e-6, 1e15)
         for n, seconds in enumerate(self.step_s):
             _within(f"step_s[{n}]", seconds, 1e-9, 1e4)
         _check_site("home", self.home, least_nodes=0)

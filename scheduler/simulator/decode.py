@@ -1,8 +1,9 @@
 """A decode node: up to a batch of streams, each of which gets a token a step; a step may take longer the fuller it is.
 
 Nothing is simulated step by step. Streams differ only in where they stop, so a node keeps one count of steps done, at
-which each stream will end, and how fast that count grows until the next one joins or leaves. A node may also compute
-prompts in chunks beside its streams: each step then takes ``chunk_s`` longer, of which the prompts make use.
+which each stream will end, and how fast that count grows until the next one joins, between two steps, or leaves. A node
+may also compute prompts in chunks beside its streams: each step then takes ``chunk_s`` longer, of which the prompts make
+use.
 """
 
 from __future__ import annotations
@@ -10,12 +11,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from math import ceil
 from typing import Protocol
 
-from scheduler.facts import DecodeNodeFacts, PrefillCurve, PrefillNodeFacts
+from scheduler.facts import CodecFacts, DecodeNodeFacts, PrefillCurve, PrefillNodeFacts
 from scheduler.simulator.clock import Clock
 from scheduler.simulator.jobs import Job
 from scheduler.simulator.prefill import MOST_JOBS
+
+STEP_ROUNDING = 1e-6
+"""Of a step, what a count of them may be off by."""
 
 
 class DecodeListener(Protocol):
@@ -79,6 +84,7 @@ class DecodeNode:
         clock: Clock,
         listener: DecodeListener,
         chunk_s: float = 0.0,
+        codecs: tuple[CodecFacts, ...] = (),
     ) -> None:
         self.name = name
         self.batch = len(step_s) - 1
@@ -92,6 +98,7 @@ class DecodeNode:
         self.stream_s = 0.0
         self._step_s = tuple(step_s)
         self._chunk_s = chunk_s
+        self._codecs = codecs
         self._clock = clock
         self._listener = listener
         self._streams: list[tuple[float, int, Job]] = []
@@ -119,10 +126,12 @@ class DecodeNode:
     def facts(self, cached: int, held: int) -> DecodeNodeFacts:
         """What a decision may know of this node, which has ``cached`` and ``held`` tokens of the prompt."""
         if held:
-            return DecodeNodeFacts(self.name, self.assigned, MOST_JOBS, self.curve, cached, held)
+            return DecodeNodeFacts(self.name, self.assigned, MOST_JOBS, self.curve, cached, held, self._codecs)
         found = self._facts
         if found is None or found.running != self.assigned:
-            found = self._facts = DecodeNodeFacts(self.name, self.assigned, MOST_JOBS, self.curve)
+            found = self._facts = DecodeNodeFacts(
+                self.name, self.assigned, MOST_JOBS, self.curve, codecs=self._codecs
+            )
         return found
 
     def mixing_facts(self, cached: int, held: int, now: float) -> PrefillNodeFacts:
@@ -209,12 +218,14 @@ class DecodeNode:
     def _begin(self, job: Job, now: float, freed: bool = False) -> None:
         if not freed:
             self._count(now)
+        joins = ceil(self._steps - STEP_ROUNDING)  # it takes part from the next step on
+        waits = max(0.0, joins - self._steps)
         self.active += 1
-        end = self._steps + job.output
-        heappush(self._streams, (end, job.index, job))
+        self.emitted -= waits
+        heappush(self._streams, (joins + job.output, job.index, job))
         self._repace(now)
         self.stream_s = job.output * self._pace_s
-        self._listener.stream_begins(job, now, now + self._pace_s)
+        self._listener.stream_begins(job, now, now + (waits + 1.0) * self._pace_s)
 
     def _count(self, now: float) -> None:
         """Bring the count of steps, and what was computed beside them, up to now."""

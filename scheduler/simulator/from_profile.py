@@ -5,9 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from kvcache.quality import Quality
-from scheduler.facts import CodecFacts
 from scheduler.measured import Measured, Site
-from scheduler.predict import RAW
 from scheduler.simulator.figures import Goals
 from scheduler.simulator.fleet import Fleet, LinkSpec, LocalMachines, RemoteCluster
 from scheduler.simulator.prefixes import StoreSpec
@@ -21,18 +19,13 @@ SNAPSHOT_TOKENS = 2048
 def fleet_of(measured: Measured, capacity_bytes: float = inf) -> Fleet:
     """Its nodes, links and prefix caches; each node keeps up to ``capacity_bytes`` of prefixes, which none shares."""
     home, sizes, block = measured.home, measured.sizes, measured.block_tokens
-    codecs = {
-        site.codec: CodecFacts(site.codec, Quality.EXACT, site.wire_ratio, None, None)
-        for site in (home, *measured.clusters)
-        if site.codec not in ("", RAW)
-    }
     return Fleet(
         (LocalMachines(KIND, home.nodes + measured.decode_nodes, home.nodes, home.prefill, measured.step_s),),
         tuple(RemoteCluster(site.name, site.nodes, site.prefill, _link(site)) for site in measured.clusters),
         sizes,
         measured.chunk_tokens,
         _link(home),
-        codecs=tuple(codecs.values()),
+        codecs=measured.codecs,
         store=StoreSpec(
             block,
             sizes.per_token * block,

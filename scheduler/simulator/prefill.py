@@ -11,7 +11,7 @@ from heapq import heapify, heappop, heappush
 from math import floor, inf, sqrt
 from typing import Protocol
 
-from scheduler.facts import PrefillCurve, PrefillNodeFacts
+from scheduler.facts import CodecFacts, PrefillCurve, PrefillNodeFacts
 from scheduler.simulator.clock import Clock
 from scheduler.simulator.jobs import Job
 from scheduler.simulator.orders import Ordering
@@ -83,6 +83,7 @@ class PrefillNode:
         clock: Clock,
         listener: PrefillListener,
         pool_bytes: float = inf,
+        codecs: tuple[CodecFacts, ...] = (),
     ) -> None:
         self.name = name
         self.cluster = cluster
@@ -102,7 +103,8 @@ class PrefillNode:
         self._waiting: list[tuple[float, int, Job]] = []
         self._waiting_s = 0.0
         self._watching = False
-        self._idle_facts = PrefillNodeFacts(name, 0, MOST_JOBS, curve, queued_s=0.0)
+        self._codecs = codecs
+        self._idle_facts = PrefillNodeFacts(name, 0, MOST_JOBS, curve, codecs=codecs, queued_s=0.0)
 
     @property
     def waiting(self) -> int:
@@ -118,7 +120,9 @@ class PrefillNode:
         if self.running is None and not held:
             return self._idle_facts
         wait_s = self._waiting_s + (self.ends_at - now if self.running is not None else 0.0)
-        return PrefillNodeFacts(self.name, self.queued_tokens, MOST_JOBS, self.curve, cached, held, queued_s=wait_s)
+        return PrefillNodeFacts(
+            self.name, self.queued_tokens, MOST_JOBS, self.curve, cached, held, self._codecs, queued_s=wait_s
+        )
 
     def submit(self, job: Job, now: float) -> None:
         """Take a prompt."""

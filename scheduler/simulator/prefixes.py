@@ -52,12 +52,12 @@ class PrefixStore:
             kept.move_to_end(~blocks[cached - 1])
         return cached * self.spec.block_tokens, held * self.spec.block_tokens
 
-    def keep(self, blocks: Sequence[int], stop: int) -> None:
-        """Keep a prompt of which ``stop`` tokens are computed."""
-        full = blocks[: stop // self.spec.block_tokens]
+    def keep(self, blocks: Sequence[int], stop: int, snapshots: bool = True) -> None:
+        """Keep a prompt of which ``stop`` tokens are computed here; what was only sent here leaves no ``snapshots``."""
+        full, every = blocks[: stop // self.spec.block_tokens], self.spec.snapshot_blocks
         for count in range(len(full), 0, -1):
             block = full[count - 1]
-            if self.spec.snapshot_bytes and (count == len(full) or count % self.spec.snapshot_blocks == 0):
+            if snapshots and self.spec.snapshot_bytes and (count == len(full) or count % every == 0):
                 self._add(~block, self.spec.snapshot_bytes)
             self._add(block, self.spec.block_bytes)
         while self.used_bytes > self.spec.capacity_bytes:
