@@ -2,8 +2,7 @@
 
 Nothing is simulated step by step. Streams differ only in where they stop, so a node keeps one count of steps done, at
 which each stream will end, and how fast that count grows until the next one joins, between two steps, or leaves. A node
-may also compute prompts in chunks beside its streams: each step then takes ``chunk_s`` longer, of which the prompts make
-use.
+may also compute prompts in chunks beside its streams: each step then takes ``chunk_s`` longer, of which they make use.
 """
 
 from __future__ import annotations
