@@ -40,7 +40,6 @@ class Gathering:
         self.threshold_tokens = settings.threshold_tokens
         self._sizes = fleet.sizes
         self._chunk_tokens = fleet.chunk_tokens
-        self._codecs = fleet.codecs
         self._mixes = settings.chunk_s > 0
         self._machines = machines
         self._sites = sites
@@ -66,6 +65,7 @@ class Gathering:
             home += [node.mixing_facts(0, 0, now) for node in self._decoding if node.name not in without]
         clusters = [ClusterFacts(LOCAL, True, bool(home), tuple(home), self._home_link)]
         for site in self._sites:
+            site.link.wanted(now)
             nodes = tuple([n.facts(job, 0, 0, now) for n in site.nodes if n.accepting and n.name not in without])
             clusters.append(ClusterFacts(site.name, False, bool(nodes), nodes, site.link.facts(now)))
         return Facts(request, tuple(clusters), tuple(decoders), self.threshold_tokens)
@@ -90,6 +90,7 @@ class Gathering:
             home += [node.mixing_facts(*match(node.name), now) for node in decoding]
         clusters = [ClusterFacts(LOCAL, True, bool(home), tuple(home), self._home_link)]
         for site in self._sites:
+            site.link.wanted(now)
             nodes = tuple(prefill(site.nodes))
             clusters.append(ClusterFacts(site.name, False, bool(nodes), nodes, site.link.facts(now)))
         return Facts(request, tuple(clusters), tuple(decoders), self.threshold_tokens)

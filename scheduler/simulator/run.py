@@ -9,6 +9,7 @@ from scheduler.simulator.fleet import Fleet, Settings
 from scheduler.simulator.mishaps import Mishaps
 from scheduler.simulator.records import Records, Spans
 from scheduler.simulator.roles import RoleController, RoleKeeper
+from scheduler.simulator.telemetry import listen
 from scheduler.simulator.traffic import Traffic
 from scheduler.simulator.world import Policy, World
 
@@ -45,6 +46,7 @@ def simulate(
     records = Records(len(traffic))
     world = World(fleet, settings, policy, traffic, records, spans)
     Mishaps(world)
+    listen(world)
     if controller is not None or settings.conversions:
         RoleKeeper(world, controller)
     until = float(traffic.arrival_s[-1]) + DRAIN_S

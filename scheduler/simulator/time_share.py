@@ -24,8 +24,8 @@ class TimeShare:
 
     least: int
     most: int
-    prefill_wait_s: float = 20.0
-    decode_wait_s: float = 8.0
+    prefill_wait_s: float = 15.0
+    decode_wait_s: float = 15.0
     every_s: float = 5.0
 
     def __post_init__(self) -> None:

@@ -141,7 +141,7 @@ class World:
                 prefill = self._prefill_node(name, LOCAL, kind.curve)
                 # what is prefilled in place, mixing or not, takes a chunk between two steps
                 chunk_s = self.settings.chunk_s or kind.curve.seconds(0, fleet.chunk_tokens)
-                decode = DecodeNode(name, kind.step_s, kind.curve, clock, self, chunk_s)
+                decode = DecodeNode(name, kind.step_s, kind.curve, clock, self, chunk_s, fleet.codecs)
                 role = Role.PREFILL if number < kind.prefill else Role.DECODE
                 self.machines[name] = Machine(name, role, prefill, decode)
                 self.decoders[name] = decode
@@ -152,7 +152,6 @@ class World:
             link = cluster.link
             self.links[cluster.name] = Link(cluster.name, link.bytes_per_s, link.rtt_s, clock, self.sent)
             speed = self.speeds[cluster.name] = LinkState()
-            speed.observe(int(link.bytes_per_s), 1.0, 1.0, 0.0)
             self.sites.append(Site(cluster.name, nodes, speed))
         if fleet.store is not None:
             shared = PrefixStore(fleet.store)
@@ -169,6 +168,7 @@ class World:
             self.clock,
             self,
             self.fleet.pool_bytes,
+            self.fleet.codecs,
         )
         self.prefillers[name] = node
         return node
@@ -283,12 +283,12 @@ class World:
         self.records.wire_bytes[job.index] += flow.total
         if job.remote:
             speed = self.speeds[node.cluster]
-            speed.ended(option.wire_bytes)
             speed.observe(int(flow.total), now - flow.began, max(0.0, now - flow.released_at), now, option.codec_s)
+            speed.ended(option.wire_bytes)
         if self.spans is not None:
             self.spans.add(f"link {link.name}", "transfer", flow.began, now, job.index)
         if job.blocks and job.decode_node in self.stores:
-            self.stores[job.decode_node].keep(job.blocks, job.stop)
+            self.stores[job.decode_node].keep(job.blocks, job.stop, snapshots=False)
         job.flow = None
         self._arrives(job, self._ways[node.cluster].delay_s(job.stop), now)
 
