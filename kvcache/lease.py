@@ -42,6 +42,7 @@ class Lease:
         """Pages of windows and states at ``tokens``; empty where none were asked for."""
         self._cache = cache
         self._entries: tuple[Entry, ...] = tuple(blocks) if snapshot is None else (*blocks, snapshot)
+        self._reach = len(blocks)
         self.quality = max(
             (entry.provenance.quality for entry in self._entries), key=_LEVELS.index, default=Quality.EXACT
         )
@@ -66,12 +67,14 @@ class Lease:
         return self._turn(False)
 
     def grow(self, hashes: Sequence[bytes]) -> None:
-        """Hold the blocks of these names too, which follow those that are held. Nothing happens where it is gone.
+        """Hold the prefix of these blocks, of which it holds the first already. Nothing happens where it is gone.
 
-        What the lease says of itself stays: this only keeps them from going.
+        What the lease says of itself stays: this only keeps them from going. All of them are held, not the last ones
+        alone: a block that cannot go because of those behind it must not count as one that can.
         """
         if self._held:
-            found = self._cache.find(hashes)
+            found = self._cache.find(hashes[self._reach :])
+            self._reach += len(found)
             self._entries = (*self._entries, *found)
             self._cache.hold(self, found, self._firm)
 

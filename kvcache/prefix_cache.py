@@ -191,7 +191,7 @@ class PrefixCache:
         """Keep ``owner``'s pages as the chain's blocks from index ``first`` on; how many of them are kept here now.
 
         Pages that are not needed stay the owner's: those of a block that is here already in no worse quality. Nothing
-        is kept where the block before is not here. ``holder`` holds them from the first moment.
+        is kept where the block before is not here. ``holder`` holds them, and all before, from the first moment.
         """
         above = chain.parent(first)
         if above is not None and above not in self._blocks:
@@ -211,7 +211,7 @@ class PrefixCache:
                 self._replace(block, blocks[at], provenance)
             told.append(block)
         if holder is not None:
-            holder.grow(chain.hashes[first : first + count])
+            holder.grow(chain.hashes[: first + count])
         if told:
             if self._listener is not None:
                 self._listener.stored([block.told() for block in told])
@@ -285,6 +285,7 @@ class PrefixCache:
             if block.parent is not None:
                 assert self._blocks.get(block.parent.hash) is block.parent, "a block outlived its parent"
                 children[block.parent.hash] = children.get(block.parent.hash, 0) + 1
+                assert not block.pins or block.parent.pins, "a firm lease does not hold the beginning of its prefix"
         assert all(block.children == children.get(name, 0) for name, block in self._blocks.items())
         assert self._firm_pages == sum(len(e.pages) for e in entries if e.pins), "pinned pages miscounted"
         assert self._leased_pages == sum(len(e.pages) for e in entries if e.pins or e.soft), "leased pages miscounted"
