@@ -217,19 +217,25 @@ class Generation:
         match event:
             case Loaded():
                 self._loaded()
-            case Token() if not self.fate.over:
-                self.fate.stage = "decode"
-                if self._prefix is not None:
-                    self._prefix.said(event.token_id)
-                self._speech.say(event)
-                if self._speech.stop_text is not None:
-                    self._turn.set()
+            case Token():
+                self._token(event)
             case Spoken(reason=reason) if not self.fate.over and self._speech.stop_text is None:
                 self._finished(reason)
             case Offered() if self._prefix is not None and self._run is not None:
                 self._prefix.offered(event, self._run)
             case Stored() if self._prefix is not None:
                 self._prefix.stored(event)
+
+    def _token(self, token: Token) -> None:
+        """What comes after the end is said to nobody, but the engine may still offer blocks that it is in."""
+        if self._prefix is not None:
+            self._prefix.said(token.token_id)
+        if self.fate.over:
+            return
+        self.fate.stage = "decode"
+        self._speech.say(token)
+        if self._speech.stop_text is not None:
+            self._turn.set()
 
     def _loaded(self) -> None:
         """The engine has copied what lay in the pool: all of the prompt, or where it goes on in place."""

@@ -87,11 +87,14 @@ class JobKeeper:
         self._keep_written()
 
     def offered(self, event: Offered, run: EngineRun) -> None:
-        """Take an offer if there is room to spare, and if what comes before it is here or on its way."""
+        """Take an offer if there is room to spare, and if what comes before it is here or on its way.
+
+        One of more tokens than the chain has is of something that nobody could name: it is declined.
+        """
         block = self._geometry.block_tokens
         geometry = self._geometry if event.snapshot else self._geometry.blocks_only
         pages: tuple[int, ...] | None = None
-        if self._continues(event.start // block):
+        if event.stop <= len(self.chain.token_ids) and self._continues(event.start // block):
             pages = self._room.take_spare(self._name(event.stop), geometry.pages_for(event.start, event.stop))
         if pages is not None:
             self._asked[event.stop] = event, geometry.table(event.start, event.stop, pages)

@@ -14,6 +14,7 @@ from kvcache.layout import KVLayout
 from kvcache.prefix_cache import Match, PrefixCache
 from kvcache.quality import Quality
 from kvcache.room import PageRoom
+from kvcache.tables import block_pages
 from tests.pair import GEOMETRY, LAYOUT
 
 PLAIN = PageGeometry.of(KVLayout(LAYOUT.groups[:1]))
@@ -109,6 +110,12 @@ def test_an_offer_behind_a_gap_is_declined() -> None:
     bench.end()
 
 
+def test_an_offer_of_more_than_is_known_of_the_prompt_is_declined() -> None:
+    bench = Bench()
+    assert not bench.offer(0, 448), "its chain has 400 tokens"
+    bench.end()
+
+
 def test_a_snapshot_of_what_the_export_will_bring_waits_for_it() -> None:
     bench = Bench(exports=True)
     assert bench.offer(128, 128)
@@ -128,6 +135,19 @@ def test_what_the_job_still_reads_stays_until_it_ends() -> None:
     bench.keeper.keep_table(table, 256, done=True)
     assert bench.match == Match(256, 256)
     bench.end()
+
+
+def test_blocks_that_follow_on_those_of_another_job_hold_these_too() -> None:
+    bench = Bench(exports=True)
+    before = GEOMETRY.blocks_only.table(0, 128, bench.pool.allocate("other", GEOMETRY.blocks_only.pages_for(0, 128)))
+    bench.cache.keep("other", bench.chain, 0, block_pages(before, 0, 2), Provenance())
+    bench.pool.release("other")
+    table = GEOMETRY.table(128, 256, bench.pool.allocate("job", GEOMETRY.pages_for(128, 256)))
+    bench.keeper.keep_table(table, 256, done=False)
+    bench.cache.check_integrity()
+    assert bench.cache.evictable_pages == 0, "none of them can go before the last one does"
+    bench.end()
+    assert bench.cache.evictable_pages == bench.cache.figures.pages
 
 
 def test_an_offer_that_was_not_written_is_not_kept() -> None:

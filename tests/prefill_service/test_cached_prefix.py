@@ -107,6 +107,27 @@ async def test_an_answer_that_a_stop_string_ended_is_kept_as_far_as_it_was_read(
         assert match(nodes.decode, SECOND).held == 320
 
 
+async def test_an_answer_that_ends_while_its_cancel_is_under_way_is_kept_under_its_own_name(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def too_late(job: str) -> None:
+        """The engine has ended the job before the word to cancel it reaches it."""
+
+    async with pair(tokenizer) as nodes:
+        engine = nodes.decode.engine
+        engine.speech = SPOKEN
+        engine.voice.clear()
+        job = nodes.job(ids=FIRST, max_tokens=len(SPOKEN))
+        nodes.start(job)
+        await nodes.decode.until(lambda: nodes.decode.asking.running)
+        monkeypatch.setattr(engine, "cancel", too_late)
+        nodes.decode.asking.cancel(job.generation)
+        engine.voice.set()
+        assert isinstance(await nodes.decode.ended(job.generation), Cancelled)
+        await nodes.idle()
+        assert match(nodes.decode, SECOND) == Match(320, 320)
+
+
 async def test_a_prefix_that_is_not_held_fails_the_job_at_once(tokenizer: Tokenizer) -> None:
     async with pair(tokenizer) as nodes:
         job = nodes.job(ids=SECOND, start=256)
