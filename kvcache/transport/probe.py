@@ -6,6 +6,7 @@ them overtakes is given up, and says nothing.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import ceil, log2
 
 CHUNK_BYTES = 16 << 10
@@ -23,7 +24,7 @@ class Probe:
 
     def __init__(self, token: int, nbytes: int, window: int, rtt_s: float, now: float) -> None:
         self.token = token
-        self.chunks = max(2, ceil(min(nbytes, MAX_PROBE_BYTES) / CHUNK_BYTES))
+        self.chunks = max(3, ceil(min(nbytes, MAX_PROBE_BYTES) / CHUNK_BYTES))
         self._window = max(1, window)
         self._rtt_s = rtt_s
         self._began = now
@@ -53,12 +54,16 @@ class Probe:
         return best
 
     def at_most(self) -> float:
-        """Bytes per second that the path cannot exceed; 0 where the burst ended too soon to say.
+        """Bytes per second that the path cannot exceed; 0 where the burst was over too soon to say.
 
-        Of its time, the round trips are taken off that it may have taken for the window to grow (doubling each).
+        Counted from the first answer, whose time is a round trip as it is now: a least one may be of another route.
+        Taken off are the round trips that the window may have needed to grow (it doubles in each, and even a whole one
+        may be paced out over half of one), and the longest pause, in which somebody may have been kept from answering.
         """
         if not self.answered:
             return 0.0
-        growing_s = self._rtt_s * (2 + log2(1 + self.nbytes / self._window))
-        sending_s = self._answers[-1] - self._began - growing_s
-        return self.nbytes / sending_s if sending_s > growing_s / 2 else 0.0
+        first, last = self._answers[0], self._answers[-1]
+        pause = max(later - earlier for earlier, later in pairwise(self._answers))
+        growing_s = (first - self._began) * (0.5 + log2(1 + self.nbytes / self._window))
+        sending_s = last - first - pause - growing_s
+        return (self.nbytes - 2 * CHUNK_BYTES) / sending_s if sending_s > growing_s / 2 else 0.0

@@ -59,6 +59,21 @@ def test_a_window_that_grows_does_not_make_a_fast_path_look_slow(nbytes: int, wi
     assert probe.at_most() == 0.0 or probe.at_most() > 500 * MBPS
 
 
+def test_somebody_who_was_kept_from_answering_does_not_make_a_fast_path_look_slow() -> None:
+    probe, now = Probe(1, 256 << 10, 10**6, RTT_S, 0.0), RTT_S
+    for n in range(probe.chunks):
+        now += 0.1 if n == 5 else 1e-4
+        probe.answer(now)
+    assert probe.at_most() == 0.0
+
+
+def test_a_least_round_trip_of_another_route_does_not_make_a_fast_path_look_slow() -> None:
+    probe = Probe(1, 98_304, 10**6, 0.004, 0.0)
+    for n in range(probe.chunks):
+        probe.answer(RTT_S + n * 1e-4)
+    assert probe.at_most() == 0.0
+
+
 def test_answers_read_at_once_show_no_endless_rate() -> None:
     probe = Probe(1, 160 << 10, 58_000, RTT_S, 0.0)
     for _ in range(probe.chunks):
