@@ -14,7 +14,6 @@ from statistics import fmean
 from typing import Any
 
 import click
-import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -39,6 +38,8 @@ from scheduler.simulator.traces.reading import TraceError
 from scheduler.simulator.traffic import Traffic
 from scheduler.values import PolicyValues
 
+MEASURED_POLICIES = (Name.PRFAAS, Name.STATIC, Name.LOCAL)
+"""What a measured fleet can be run by: nobody knows what another one would do."""
 SOON_S = 2.0
 SUSTAINED_SHARE = 0.8
 NOTE = (
@@ -144,7 +145,10 @@ def _plan(given: dict[str, Any], source: Source) -> Plan:
         given["tpot_budget"],
     )
     if given["profile"] is not None:
-        measured = msgspec.json.decode(given["profile"].read_bytes(), type=Measured)
+        if choice.name not in MEASURED_POLICIES or source.trace is None:
+            names = ", ".join(MEASURED_POLICIES)
+            raise click.UsageError(f"--profile goes with a --trace and the policies {names}")
+        measured = Measured.of(given["profile"].read_bytes())
         fleet = fleet_of(measured)
         made = plan(choice, fleet, fleet, source.lengths, source.output_tokens, goals_of(measured), values_of(measured))
         return with_store(made, choice.name, _store(given, fleet, source.trace))
