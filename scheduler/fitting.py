@@ -23,8 +23,8 @@ from scheduler.sizes import last_chunk, transfer_bytes
 LEAST_PREFILLS = 3
 LEAST_SPREAD = 4.0
 """The longest over the shortest prefill that a curve takes."""
-LOOPBACK_BYTES_PER_S = 1e9
-"""Of a way whose rate was never seen to be a limit."""
+UNSEEN_BYTES_PER_S = 1e9
+"""Of a way whose rate was never learnt."""
 _ROUNDS = 30
 _LEAST_OFF = 1e-4
 
@@ -113,7 +113,7 @@ def fit_site(
     curve, error = fit_curve(field, points)
     rates = [one.bytes_per_s for one in through if one.bytes_per_s]
     trips = [one.rtt_s for one in through if one.rtt_s is not None]
-    bytes_per_s = rates[-1] if rates else LOOPBACK_BYTES_PER_S
+    bytes_per_s = median(rates) if rates else UNSEEN_BYTES_PER_S
     rtt_s = median(trips) if trips else 0.0
     codec = Counter(one.codec for one in through).most_common(1)[0][0] if through else ""
     ratios = [one.wire_bytes / one.raw_bytes for one in through if one.codec == codec and one.raw_bytes > 0]

@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from kvcache.quality import Quality
-from scheduler.facts import CodecFacts
+from scheduler.facts import CodecFacts, PrefillCurve
+from scheduler.measured import Handling
 from scheduler.policy import RoutingPolicy
 from scheduler.simulator.fleet import Settings
 from scheduler.simulator.from_profile import fleet_of, goals_of, values_of
@@ -14,6 +15,7 @@ from scheduler.simulator.run import Run, simulate
 from tests.scheduler.profiled import CURVE, HANDLING_S, RTT_S, STEP_S, measured, site
 from tests.scheduler.simulator.fleets import traffic
 
+QUICK = replace(CURVE, token_s=CURVE.token_s / 2)
 ALONE = RTT_S + HANDLING_S + STEP_S
 
 
@@ -34,17 +36,18 @@ def ttft(done: Run, n: int) -> float:
     return done.records.first_at[n] - float(done.traffic.arrival_s[n])
 
 
-@pytest.mark.parametrize("threshold", [10_000, 0])
-def test_a_lone_request_takes_what_was_measured(threshold: int) -> None:
-    done = run([0.0], [1000], [4], threshold)
-    assert ttft(done, 0) == pytest.approx(CURVE.seconds(0, 1000) + ALONE, rel=1e-6)
+@pytest.mark.parametrize(("threshold", "curve"), [(10_000, CURVE), (0, QUICK)])
+def test_a_lone_request_takes_what_was_measured(threshold: int, curve: PrefillCurve) -> None:
+    done = run([0.0], [1000], [4], threshold, clusters=(site(prefill=QUICK),))
+    assert ttft(done, 0) == pytest.approx(curve.seconds(0, 1000) + ALONE, rel=1e-6)
     assert bool(done.records.remote[0]) is (threshold == 0)
     assert done.records.done_at[0] - done.records.first_at[0] == pytest.approx(3 * STEP_S)
 
 
 def test_handling_keeps_nobody_else_waiting() -> None:
-    done = run([0.0, 0.0], [1000, 1000], [1, 1], home=site("local", handling=replace(site().handling, fixed_s=5.0)))
-    assert ttft(done, 1) == pytest.approx(2 * CURVE.seconds(0, 1000) + 5.0 + RTT_S + STEP_S, rel=0.1)
+    slow = site("local", handling=Handling(5.0))
+    done = run([0.0, 0.0], [1000, 1000], [1, 1], home=slow, clusters=())
+    assert ttft(done, 1) == pytest.approx(2 * CURVE.seconds(0, 1000) + 5.0 + RTT_S + STEP_S, rel=0.02)
 
 
 def test_a_stream_joins_between_two_steps() -> None:
@@ -72,11 +75,11 @@ def test_what_is_prefilled_in_place_beside_streams_ends() -> None:
 
 def test_codecs_are_known_to_the_policy_and_shrink_what_is_sent() -> None:
     lossless = CodecFacts("lossless", Quality.EXACT, 0.5, 1e9, 1e9)
-    done = run([0.0], [1000], [1], 0, codecs=(lossless,), clusters=(site(codec="lossless", wire_ratio=0.5),))
-    assert values_of(measured(clusters=(site(codec="lossless"),))).remote_codec == "lossless"
+    far = site(codec="lossless", wire_ratio=0.5, prefill=QUICK)
+    done = run([0.0], [1000], [1], 0, codecs=(lossless,), clusters=(far,))
+    assert values_of(measured(clusters=(far,))).remote_codec == "lossless"
     assert done.records.wire_bytes[0] == pytest.approx((1000 * 1000 + 63 * 2000) / 2)
 
 
 def test_goals_are_the_quickest_sites() -> None:
-    quick = replace(CURVE, token_s=CURVE.token_s / 2)
-    assert goals_of(measured(clusters=(site(prefill=quick),))).curve == quick
+    assert goals_of(measured(clusters=(site(prefill=QUICK),))).curve == QUICK
