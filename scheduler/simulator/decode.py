@@ -128,9 +128,7 @@ class DecodeNode:
             return DecodeNodeFacts(self.name, self.assigned, MOST_JOBS, self.curve, cached, held, self._codecs)
         found = self._facts
         if found is None or found.running != self.assigned:
-            found = self._facts = DecodeNodeFacts(
-                self.name, self.assigned, MOST_JOBS, self.curve, codecs=self._codecs
-            )
+            found = self._facts = DecodeNodeFacts(self.name, self.assigned, MOST_JOBS, self.curve, codecs=self._codecs)
         return found
 
     def mixing_facts(self, cached: int, held: int, now: float) -> PrefillNodeFacts:
