@@ -1,6 +1,6 @@
-"""The asking side: takes the gateway's generate jobs and hands each transfer's frames to the job that fetches it.
+"""The asking side: takes the gateway's jobs and hands each transfer's frames to the job that fetches it.
 
-Nothing here computes or waits: each job is a ``Generation`` with a task of its own.
+Nothing here computes or waits: each job is a ``Generation`` or an ``Intake`` with a task of its own.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 
 from decode_client.context import ClientContext
 from decode_client.fetch import Fetch
 from decode_client.generation import Generation
+from decode_client.intake import Intake
 from decode_client.scratch import Scratch
-from kvcache.control import Cancelled, Failed, GenerateJob, KvSource
-from kvcache.ticket import Ticket, TicketError, verify_ticket
+from kvcache.control import Cancelled, Failed, GenerateJob, KvSource, TakePrefix
+from kvcache.ticket import Ticket, TicketError, claimed_transfer, verify_ticket
 from kvcache.transport import Peer
 from kvcache.wire import Abort, Ack, Announce, Data, Manifest
 
@@ -26,7 +27,7 @@ MAX_REMEMBERED = 1024
 
 
 class DecodeClient:
-    """All generations of this node. ``now`` is Unix time, for tickets and deadlines."""
+    """All generations and intakes of this node. ``now`` is Unix time, for tickets and deadlines."""
 
     def __init__(self, context: ClientContext, now: Callable[[], float] = time.time) -> None:
         self._context = context
@@ -34,7 +35,8 @@ class DecodeClient:
         self._ticket_key: bytes | None = None
         self._scratch = Scratch(context.limits.scratch_bytes)
         self._generations: dict[str, Generation] = {}
-        self._by_transfer: dict[bytes, Generation] = {}
+        self._intakes: dict[str, Intake] = {}
+        self._by_transfer: dict[bytes, Generation | Intake] = {}
         self._committed: OrderedDict[tuple[bytes, bytes], int] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -59,7 +61,7 @@ class DecodeClient:
 
     @property
     def open_transfers(self) -> int:
-        """Generations with a transfer that is not over."""
+        """Jobs with a transfer that is not over."""
         return len(self._by_transfer)
 
     def accept(self, order: GenerateJob) -> None:
@@ -69,34 +71,59 @@ class DecodeClient:
         try:
             generation = self._admit(order)
         except TicketError as error:
-            self._refuse(order, "bad_ticket", str(error))
+            self._refuse(order.generation, "bad_ticket", str(error))
             return
         except ValueError as error:
-            self._refuse(order, "bad_order", str(error))
+            self._refuse(order.generation, "bad_order", str(error))
             return
         at_hand = sum(not each.told for each in self._generations.values())
         if at_hand >= self._context.limits.max_jobs:
-            self._refuse(order, "queue_full", f"{at_hand} generations are at hand")
+            self._refuse(order.generation, "queue_full", f"{at_hand} generations are at hand")
             return
         self._generations[order.generation] = generation
         if generation.ticket is not None:
             self._by_transfer[generation.ticket.transfer] = generation
-        task = asyncio.create_task(self._answer(generation))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._start(self._answer(generation))
+
+    def take(self, order: TakePrefix) -> None:
+        """Take a prefix in. A repeat of one at hand changes nothing; one that cannot be is reported Failed at once."""
+        try:
+            ticket = self._verify(order.source, len(order.token_ids))
+        except TicketError as error:
+            named = claimed_transfer(order.source.ticket) or b""
+            self._refuse(named.hex(), "bad_ticket", str(error))
+            return
+        job, pages = ticket.transfer.hex(), self._context.geometry.pages_for(ticket.start, ticket.stop)
+        if job in self._intakes:
+            return
+        if ticket.transfer in self._by_transfer:
+            self._refuse(job, "bad_order", "source: another job fetches this transfer")
+        elif ticket.stop % self._context.geometry.block_tokens:
+            self._refuse(job, "bad_order", f"token_ids: {ticket.stop} are no whole blocks")
+        elif pages > self._context.room.pool.capacity:
+            capacity = self._context.room.pool.capacity
+            self._refuse(job, "too_large", f"takes {pages} pages, the pool has {capacity} (--pool-mib)")
+        elif len(self._intakes) >= self._context.limits.max_jobs:
+            self._refuse(job, "queue_full", f"{len(self._intakes)} prefixes are being taken in already")
+        else:
+            deadline = asyncio.get_running_loop().time() + ticket.deadline - self._now()
+            intake = Intake(self._context, order, ticket, self._scratch, deadline)
+            self._intakes[job] = self._by_transfer[ticket.transfer] = intake
+            self._start(self._take_in(intake))
 
     def cancel(self, job: str) -> bool:
         """End a job; Cancelled is reported when it holds nothing. False where no such job is at hand."""
-        generation = self._generations.get(job)
-        if generation is None:
+        found = self._generations.get(job) or self._intakes.get(job)
+        if found is None:
             return False
-        generation.cancel()
+        found.cancel()
         return True
 
     def end_all(self, cause: str, detail: str) -> None:
         """End every job at hand."""
-        for generation in self._generations.values():
-            generation.fate.end(cause, detail)
+        jobs: list[Generation | Intake] = [*self._generations.values(), *self._intakes.values()]
+        for job in jobs:
+            job.fate.end(cause, detail)
 
     async def settled(self) -> None:
         """Return when no job is at hand."""
@@ -134,19 +161,19 @@ class DecodeClient:
 
     def on_broken(self, peer: Peer, unfinished: Data | None) -> None:
         """A connection is gone and the peer is not."""
-        for generation in list(self._by_transfer.values()):
-            if generation.fetch is not None:
-                generation.fetch.on_broken(peer, unfinished)
+        for job in list(self._by_transfer.values()):
+            if job.fetch is not None:
+                job.fetch.on_broken(peer, unfinished)
 
     def on_lost(self, peer: Peer, cause: str) -> None:
         """A peer is lost."""
-        for generation in list(self._by_transfer.values()):
-            if generation.fetch is not None:
-                generation.fetch.on_lost(peer, cause)
+        for job in list(self._by_transfer.values()):
+            if job.fetch is not None:
+                job.fetch.on_lost(peer, cause)
 
     def _fetch(self, transfer: bytes) -> Fetch | None:
-        generation = self._by_transfer.get(transfer)
-        return generation.fetch if generation is not None else None
+        job = self._by_transfer.get(transfer)
+        return job.fetch if job is not None else None
 
     def _admit(self, order: GenerateJob) -> Generation:
         """The job, checked. Raises TicketError, ValueError naming what is wrong with the order."""
@@ -156,9 +183,9 @@ class DecodeClient:
         deadline = fetch_deadline = loop_now + order.deadline - now
         ticket = None
         if order.source is not None:
-            ticket = self._verify(order.source, len(order.token_ids))
+            ticket = self._verify(order.source, len(order.token_ids) - 1)
             if ticket.transfer in self._by_transfer:
-                raise ValueError("source: another generation fetches this transfer")
+                raise ValueError("source: another job fetches this transfer")
             fetch_deadline = min(deadline, loop_now + ticket.deadline - now)
             pages = self._context.geometry.pages_for(0, ticket.stop)
             if pages > self._context.room.pool.capacity:
@@ -166,7 +193,8 @@ class DecodeClient:
                 raise ValueError(f"source: takes {pages} pages, the pool has {capacity} (--pool-mib)")
         return Generation(self._context, order, ticket, self._scratch, deadline, fetch_deadline)
 
-    def _verify(self, source: KvSource, prompt_tokens: int) -> Ticket:
+    def _verify(self, source: KvSource, stop: int) -> Ticket:
+        """The ticket, if it is the gateway's and for this node and job. Raises TicketError."""
         if self._ticket_key is None:
             raise TicketError("signature", "this node has not joined a gateway")
         ticket = verify_ticket(source.ticket, self._ticket_key, self._now(), self._context.limits.clock_skew_s)
@@ -176,7 +204,7 @@ class DecodeClient:
             ("decode_key", self._context.public_key),
             ("fingerprint", self._context.fingerprint),
             ("chunk_tokens", self._context.chunk_tokens),
-            ("stop", prompt_tokens - 1),
+            ("stop", stop),
         ):
             found = getattr(ticket, field)
             if found != wanted:
@@ -186,6 +214,11 @@ class DecodeClient:
         if ticket.start % block:
             raise TicketError("start", f"{ticket.start}, this node holds blocks of {block} tokens")
         return ticket
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, generation: Generation) -> None:
         ending = await generation.run()
@@ -199,14 +232,25 @@ class DecodeClient:
             log.info("generation=%s failed stage=%s cause=%s", generation.job, ending.stage, ending.cause)
             self._context.report(Failed(generation.job, ending.stage, ending.cause, ending.detail))
 
-    def _remember(self, generation: Generation) -> None:
+    async def _take_in(self, intake: Intake) -> None:
+        ending = await intake.run()
+        del self._intakes[intake.job]
+        del self._by_transfer[intake.ticket.transfer]
+        self._remember(intake)
+        if intake.cancel_asked:
+            self._context.report(Cancelled(intake.job))
+        elif ending is not None:
+            log.info("intake=%s failed stage=%s cause=%s", intake.job, ending.stage, ending.cause)
+            self._context.report(Failed(intake.job, ending.stage, ending.cause, ending.detail))
+
+    def _remember(self, job: Generation | Intake) -> None:
         """Keep what was committed for a while: the other side may not have heard so."""
-        fetch = generation.fetch
+        fetch = job.fetch
         if fetch is not None and fetch.peer is not None and fetch.committed_pieces:
             self._committed[fetch.transfer, fetch.peer.identity.public_key] = fetch.committed_pieces
             if len(self._committed) > MAX_REMEMBERED:
                 self._committed.popitem(last=False)
 
-    def _refuse(self, order: GenerateJob, cause: str, detail: str) -> None:
-        log.warning("job refused generation=%s cause=%s detail=%r", order.generation, cause, detail)
-        self._context.report(Failed(order.generation, "queue", cause, detail))
+    def _refuse(self, job: str, cause: str, detail: str) -> None:
+        log.warning("job refused job=%s cause=%s detail=%r", job, cause, detail)
+        self._context.report(Failed(job, "queue", cause, detail))

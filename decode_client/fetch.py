@@ -56,10 +56,12 @@ class Fetch:
         fate: JobFate,
         scratch: Scratch,
         held: Lease | None = None,
+        spare: bool = False,
     ) -> None:
         """``held`` is a soft lease of all blocks below the plan's start; it is firm once there is room for the rest.
 
-        Raises TransferViolation where the plan exceeds the ticket.
+        ``spare``: it can be done without, so it takes only what is to spare when the Announce comes. Raises
+        TransferViolation where the plan exceeds the ticket.
         """
         self.transfer = ticket.transfer
         self.peer: Peer | None = None
@@ -68,6 +70,7 @@ class Fetch:
         self._fate = fate
         self._scratch = scratch
         self._held = held
+        self._spare = spare
         self._offered = offered(source.quality, context.transforms)
         self._incoming = IncomingTransfer(plan, ticket, self._offered, context.transforms)
         self._threads = ThreadWork(context.executor)
@@ -102,6 +105,8 @@ class Fetch:
         peer.send(self._open)
         await self._announced.wait()
         if self._grant is None:
+            if self._spare:
+                raise JobEnded("no_room", f"{self._page_count} pages are not to spare (--pool-mib)")
             self._grant_room(peer, await self._reserve(deadline))
         way_s = peer.way_s
         try:
@@ -276,6 +281,8 @@ class Fetch:
 
         A job that waits holds it softly: it gives way to one whose turn it is, and fails.
         """
+        if self._spare:
+            return self._context.room.take_spare(self._owner, self._page_count)
         if self._held is None:
             return self._context.room.take(self._owner, self._page_count)
         if not self._held.firm():

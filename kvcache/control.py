@@ -88,8 +88,9 @@ class Join(msgspec.Struct, frozen=True, tag=True):
 
     ``codecs`` are the sets of codecs that it has for this model, as it measured them when it started, and
     ``encoders`` is how many processors encode one transfer at once. A node that ``probes`` understands ProbeLink,
-    one with ``kv_events`` ReplayKvEvents, one that ``converts`` ChangeRole; ``role_epoch`` is that of the last one that
-    it obeyed. ``max_running`` is how many answers it speaks at once, 0 for one that does not say.
+    one with ``kv_events`` ReplayKvEvents, one that ``converts`` ChangeRole, one that ``moves`` SharePrefix and
+    TakePrefix; ``role_epoch`` is that of the last ChangeRole that it obeyed. ``max_running`` is how many answers it
+    speaks at once, 0 for one that does not say.
     ``topology`` is its machine as ``kvcache.topology`` writes it, b"" where it says nothing; one that cannot be read
     keeps nobody out.
     """
@@ -111,6 +112,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     role_epoch: int = 0
     max_running: int = 0
     topology: bytes = b""
+    moves: bool = False
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
@@ -194,8 +196,9 @@ class PrefillDone(msgspec.Struct, frozen=True, tag=True):
 
 
 class TransferDone(msgspec.Struct, frozen=True, tag=True):
-    """Decode side: verified and committed. ``exposed_s`` runs from the last chunk's end to the commit.
+    """Asking side: verified and committed, or kept where a TakePrefix asked for it.
 
+    ``exposed_s`` runs from the last chunk's end to the commit.
     ``transfer_s`` runs from the grant of room; for pieces that did not wait for it, as if granted a round trip before.
     ``kv_digest`` is xxh3-128 over the piece digests in plan order: of the committed bytes, or, where a codec is
     inexact, of what arrived.
@@ -340,6 +343,35 @@ class GenerateJob(msgspec.Struct, frozen=True, tag=True):
     quality: Quality = Quality.EXACT
 
 
+class SharePrefix(msgspec.Struct, frozen=True, tag=True):
+    """Send the ticket's tokens [start, stop) from the prefix cache alone; job id = transfer id in hex.
+
+    ``stop`` is a block boundary, and windows and states are those of the snapshot there. A node that does not keep all
+    of it computes nothing: it answers Failed with the cause ``prefix_gone``. It says nothing where all went well.
+    ``dial`` is set where this node must dial. Only for nodes whose Join says that they know it.
+    """
+
+    ticket: bytes
+    token_ids: tuple[int, ...]
+    codec: str
+    dial: KvPeer | None = None
+    salt: str = ""
+    lora: str = ""
+
+
+class TakePrefix(msgspec.Struct, frozen=True, tag=True):
+    """Fetch what another node was told to share, and keep it in the prefix cache; job id = transfer id in hex.
+
+    ``token_ids`` end where the ticket does; the blocks before its start must be here. TransferDone says that it is
+    kept. It waits for no room: where there is none to spare it fails. Only for nodes whose Join says that they know it.
+    """
+
+    source: KvSource
+    token_ids: tuple[int, ...]
+    salt: str = ""
+    lora: str = ""
+
+
 class Cancel(msgspec.Struct, frozen=True, tag=True):
     """Stop a job (a transfer id in hex, or a generation id) within one chunk and free all it holds."""
 
@@ -401,7 +433,18 @@ FromNode = (
     | KvEvents
     | RoleChanged
 )
-Order = PrefillJob | GenerateJob | Cancel | Drain | RateLease | ProbeLink | ReplayKvEvents | ChangeRole
+Order = (
+    PrefillJob
+    | GenerateJob
+    | SharePrefix
+    | TakePrefix
+    | Cancel
+    | Drain
+    | RateLease
+    | ProbeLink
+    | ReplayKvEvents
+    | ChangeRole
+)
 """What a gateway may ask of a node that has joined."""
 ToNode = Welcome | Refused | Beat | Order
 

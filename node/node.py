@@ -34,12 +34,15 @@ from kvcache.control import (
     Heartbeat,
     Join,
     KvAddress,
+    KvSource,
     ModelInfo,
     Order,
     PrefillJob,
     ProbeLink,
     RateLease,
     ReplayKvEvents,
+    SharePrefix,
+    TakePrefix,
     Welcome,
 )
 from kvcache.hostpool import HostPool
@@ -221,6 +224,7 @@ class Node:
             role_epoch=self._role.epoch,
             max_running=self._config.max_running,
             topology=encode_report(self._machine),
+            moves=self._config.prefix_cache,
         )
 
     def heartbeat(self) -> Heartbeat:
@@ -269,11 +273,13 @@ class Node:
                 self._feed.replay(start_seq)
             case ProbeLink(peer_node=peer, nbytes=nbytes):
                 self._endpoint.probe(peer, nbytes, self._beat)
-            case PrefillJob() if not self._leaving:
+            case PrefillJob() | SharePrefix() if not self._leaving:
                 self._serving.accept(order)
             case GenerateJob() if not self._leaving:
                 self._asking.accept(order)
-            case PrefillJob(ticket=ticket):
+            case TakePrefix() if not self._leaving:
+                self._asking.take(order)
+            case PrefillJob(ticket=ticket) | SharePrefix(ticket=ticket) | TakePrefix(source=KvSource(ticket=ticket)):
                 job = (claimed_transfer(ticket) or b"").hex()
                 self._report(Failed(job, "queue", self._leaving, "takes no new jobs"))
             case GenerateJob(generation=generation):

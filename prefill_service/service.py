@@ -1,6 +1,6 @@
-"""The serving side of transfers: brings the gateway's prefill jobs and the decode nodes' Opens together.
+"""The serving side of transfers: brings the gateway's orders and the asking nodes' Opens together.
 
-Nothing here computes or waits: each job is an ``Export`` with a task of its own.
+Nothing here computes or waits: each job is a ``Transmission`` with a task of its own.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from dataclasses import dataclass
 
 from kvcache import codecs
 from kvcache.codecs import CodecError, CodecSet, UnknownCodec
-from kvcache.control import Cancelled, Failed, PrefillJob
+from kvcache.control import Cancelled, Failed, PrefillJob, SharePrefix
 from kvcache.ticket import Ticket, TicketError, claimed_transfer, verify_ticket
 from kvcache.transport import Connection, Peer
 from kvcache.wire import Abort, Ack, Grant, Open
 from prefill_service.context import ServiceContext
 from prefill_service.export import Export
+from prefill_service.share import Share
+from prefill_service.transmission import Transmission
 from prefill_service.used import UsedTransfers
 
 log = logging.getLogger(__name__)
@@ -50,7 +52,7 @@ class PrefillService:
         self._now = now
         self._ticket_key: bytes | None = None
         self._used = UsedTransfers()
-        self._exports: dict[bytes, Export] = {}
+        self._exports: dict[bytes, Transmission] = {}
         self._early: dict[bytes, EarlyOpen] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -78,7 +80,7 @@ class PrefillService:
         """Jobs that hold or wait for anything."""
         return len(self._exports)
 
-    def accept(self, order: PrefillJob) -> None:
+    def accept(self, order: PrefillJob | SharePrefix) -> None:
         """Take a job. A repeat of one at hand changes nothing; one that cannot be done is reported Failed at once."""
         try:
             ticket = self._verify(order.ticket)
@@ -96,7 +98,11 @@ class PrefillService:
         now = self._now()
         self._used.add(ticket.transfer, ticket.deadline + self._context.limits.clock_skew_s, now)
         deadline = asyncio.get_running_loop().time() + ticket.deadline - now
-        export = Export(self._context, order, ticket, codec, deadline)
+        export: Transmission
+        if isinstance(order, SharePrefix):
+            export = Share(self._context, order, ticket, codec, deadline)
+        else:
+            export = Export(self._context, order, ticket, codec, deadline)
         self._exports[ticket.transfer] = export
         task = asyncio.create_task(self._serve(export))
         self._tasks.add(task)
@@ -170,12 +176,24 @@ class PrefillService:
                 raise TicketError(field, f"{getattr(ticket, field)}, this node has {mine}")
         return ticket
 
-    def _check(self, order: PrefillJob, ticket: Ticket) -> CodecSet:
+    def _check(self, order: PrefillJob | SharePrefix, ticket: Ticket) -> CodecSet:
         """The ordered codecs. Raises OrderRefused for a job that this node cannot do now."""
         if ticket.transfer in self._used:
             raise OrderRefused("ticket_used", "this transfer was served before")
         if len(order.token_ids) < ticket.stop:
             raise OrderRefused("bad_order", f"token_ids: {len(order.token_ids)}, the ticket covers {ticket.stop}")
+        if isinstance(order, SharePrefix):
+            self._check_share(ticket)
+        else:
+            self._check_prefill(ticket)
+        try:
+            ordered = codecs.set_by_name(order.codec, self._context.transforms)
+            ordered.check(self._context.geometry.layout)
+        except (UnknownCodec, CodecError) as error:
+            raise OrderRefused("codec", str(error)) from error
+        return ordered
+
+    def _check_prefill(self, ticket: Ticket) -> None:
         pages = self._context.geometry.pages_for(ticket.start, ticket.stop)
         capacity = self._context.room.pool.capacity
         if pages > capacity:
@@ -184,14 +202,18 @@ class PrefillService:
             raise OrderRefused("queue_full", f"{self.queued_jobs} jobs wait already")
         if self._context.engine() is None:
             raise OrderRefused("engine_lost", "the engine is being restarted")
-        try:
-            ordered = codecs.set_by_name(order.codec, self._context.transforms)
-            ordered.check(self._context.geometry.layout)
-        except (UnknownCodec, CodecError) as error:
-            raise OrderRefused("codec", str(error)) from error
-        return ordered
 
-    async def _serve(self, export: Export) -> None:
+    def _check_share(self, ticket: Ticket) -> None:
+        block = self._context.geometry.block_tokens
+        if ticket.start % block or ticket.stop % block:
+            raise OrderRefused(
+                "bad_order", f"ticket: [{ticket.start}, {ticket.stop}) is not whole blocks of {block} tokens"
+            )
+        shares = sum(isinstance(export, Share) for export in self._exports.values())
+        if shares >= self._context.limits.max_queue:
+            raise OrderRefused("queue_full", f"{shares} prefixes are being shared already")
+
+    async def _serve(self, export: Transmission) -> None:
         ending = await export.run()
         del self._exports[export.ticket.transfer]
         if export.cancel_asked:

@@ -156,7 +156,7 @@ async def test_one_transfer_feeds_one_generation(tokenizer):
         nodes.start(job)
         nodes.decode.asking.accept(msgspec.structs.replace(job.generate, generation="again.1"))
         failed = await nodes.decode.ended("again.1")
-        assert "another generation" in failed.detail
+        assert "another job" in failed.detail
         release(nodes)
         assert isinstance(await nodes.decode.ended(job.generation), Finished)
 
