@@ -62,13 +62,17 @@ class CodecOption(msgspec.Struct, frozen=True, gc=False):
 
 
 class Move(msgspec.Struct, frozen=True, gc=False):
-    """A prefix that goes first from where it is cached to the option's prefill node: tokens [start, stop)."""
+    """A prefix that goes first from where it is cached to the option's prefill node: tokens [start, stop).
+
+    ``predicted_s`` is how long it takes to arrive there.
+    """
 
     source_cluster: str
     source_node: str
     start: int
     stop: int
     nbytes: int
+    predicted_s: float = 0.0
 
 
 class Option(msgspec.Struct, frozen=True, gc=False):

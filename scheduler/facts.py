@@ -75,6 +75,7 @@ class PrefillNodeFacts(msgspec.Struct, frozen=True, gc=False):
     ``queued_s`` is the prefill time of what waits or runs there; None: take it from ``queued_tokens``.
     ``egress_bytes_per_s`` is its share of its cluster's way out; None where that has no limit. ``encoders`` processors
     encode one transfer at once. ``loras`` are the adapters that it serves beside the plain model.
+    ``moves``: it can hand a cached prefix on, and take one in; ``dialable``: its peers can dial it.
     """
 
     node_id: str
@@ -89,6 +90,8 @@ class PrefillNodeFacts(msgspec.Struct, frozen=True, gc=False):
     queued_s: float | None = None
     loras: frozenset[str] = frozenset()
     dp_rank: int | None = None
+    moves: bool = True
+    dialable: bool = True
 
 
 class DecodeNodeFacts(msgspec.Struct, frozen=True, gc=False):
@@ -183,7 +186,7 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
 class Facts(msgspec.Struct, frozen=True, gc=False):
     """All that one decision sees. ``hour`` is that of the day, UTC, for prices.
 
-    ``can_move``: nodes can send a cached prefix to a prefill node of another cluster.
+    ``can_move``: there are nodes at home and elsewhere that can send a cached prefix to each other.
     """
 
     request: RequestFacts

@@ -35,17 +35,22 @@ def abundant(link: LinkFacts, below: float) -> bool:
     return link.utilisation is not None and link.utilisation < below
 
 
-def longest(ways: Sequence[tuple[ClusterFacts, LinkFacts]], stop: int) -> Source | None:
-    """The node of these clusters from which the longest prefix can be moved; ties by name. None where none has any.
+def longest(ways: Sequence[tuple[ClusterFacts, LinkFacts]], to: PrefillNodeFacts | None, stop: int) -> Source | None:
+    """The node of these clusters from which the longest prefix can be moved to ``to``; ties by name. None without any.
 
-    What counts is ``cached_tokens``: computing goes on only where windows and states are there, too.
+    What counts is ``cached_tokens``: computing goes on only where windows and states are there, too. One as long as all
+    that is to be computed is of no use: a prefill computes at least one token.
     """
+    if to is None or not to.moves:
+        return None
     best, least = None, (0, "", "", 0)
     for cluster, way in ways:
         for node in cluster.nodes:
-            if node.cached_tokens <= 0:
+            if not (0 < node.cached_tokens < stop and node.moves and node.free_slots > 0):
                 continue
-            key = (-min(node.cached_tokens, stop), cluster.name, node.node_id, node.dp_rank or 0)
+            if not (node.dialable or to.dialable):
+                continue
+            key = (-node.cached_tokens, cluster.name, node.node_id, node.dp_rank or 0)
             if best is None or key < least:
                 best, least = Source(cluster, node, way), key
     return best

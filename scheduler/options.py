@@ -94,7 +94,7 @@ class Options:
         cached, arrives, move = min(node.cached_tokens, stop), 0.0, None
         if source is not None:
             move = self._move(source, node)
-            cached, arrives = move.stop, source.arrives_s(move.nbytes)
+            cached, arrives = move.stop, move.predicted_s
         paced = pace(node, link, cached, stop, self._last_tokens, self._last_share, arrives, cluster.ttft_ratio)
         default = values.local_codec if cluster.local else values.remote_codec
         choice = choose_codec(default, request.quality, self._nbytes, node, self._decoders, paced)
@@ -163,10 +163,10 @@ class Options:
         return threshold_s(self.values.threshold_s, service_s, at_s, quickest)
 
     def _move(self, source: Source, node: PrefillNodeFacts) -> Move:
-        stop = min(source.node.cached_tokens, self.stop)
+        stop = source.node.cached_tokens
         start = _sent_from(node.held_tokens, stop, self.request.chunk_tokens)
         nbytes = transfer_bytes(self.request.sizes, start, stop)
-        return Move(source.cluster.name, source.node.node_id, start, stop, nbytes)
+        return Move(source.cluster.name, source.node.node_id, start, stop, nbytes, source.arrives_s(nbytes))
 
 
 def _sent_from(held: int, stop: int, chunk_tokens: int) -> int:

@@ -100,7 +100,7 @@ class _Case:
 
     def fall_back(self) -> Decision:
         whole = self.stop - self.decode.cached_tokens <= 0
-        local = self.options.in_place() if whole else _least(self._here())
+        local = self.options.in_place() if whole else _least(self._here(moves=False))
         if local is None:
             return Decision(None, Reason.OVERLOADED, (), self.facts)
         return Decision(local, Reason.FALLBACK, (local,), self.facts)
@@ -152,22 +152,25 @@ class _Case:
             for node in self.local.nodes:
                 if node.cached_tokens > cached:
                     cached = node.cached_tokens
-            source = self._source_elsewhere()
+            source = self._source_elsewhere(self.picked[self.local.name])
             if source is not None:
                 cached = max(cached, source.node.cached_tokens)
         return self.stop - cached
 
     # ---- ways
 
-    def _here(self) -> list[Option]:
-        """The ways at home; in place where no local prefill node is alive, none where all of them are full."""
+    def _here(self, moves: bool = True) -> list[Option]:
+        """The ways at home; in place where no local prefill node is alive, none where all of them are full.
+
+        Without ``moves``, none that waits for another cluster.
+        """
         if self.local is None or not self.local_alive:
             return [self.options.in_place()]
         found = []
         node = self.picked[self.local.name]
         if node is not None:
             found.append(self.options.through(self.local, node))
-            source = self._source_elsewhere()
+            source = self._source_elsewhere(node) if moves else None
             if source is not None and source.node.cached_tokens > node.cached_tokens:
                 found.append(self.options.through(self.local, node, source))
         if self._may_prefill_in_place():
@@ -181,25 +184,25 @@ class _Case:
             if node is None:
                 continue
             found.append(self.options.through(cluster, node, None, bounded, home_s))
-            source = self._source_here(cluster)
+            source = self._source_here(cluster, node)
             if source is not None and source.node.cached_tokens > node.cached_tokens:
                 found.append(self.options.through(cluster, node, source, bounded, home_s))
         return found
 
-    def _source_elsewhere(self) -> Source | None:
-        """From where a prefix could be moved here."""
+    def _source_elsewhere(self, to: PrefillNodeFacts | None) -> Source | None:
+        """From where a prefix could be moved to a node here."""
         if not self.facts.can_move:
             return None
         ways = [(c, c.link) for c in self.others if abundant(c.link, self.values.abundant_below)]
-        return longest(ways, self.stop)
+        return longest(ways, to, self.stop)
 
-    def _source_here(self, to: ClusterFacts) -> Source | None:
-        """From where at home a prefix could be moved to a cluster."""
-        if not self.facts.can_move or self.local is None or to.outward is None:
+    def _source_here(self, cluster: ClusterFacts, to: PrefillNodeFacts) -> Source | None:
+        """From where at home a prefix could be moved to a node of a cluster."""
+        if not self.facts.can_move or self.local is None or cluster.outward is None:
             return None
-        if not abundant(to.outward, self.values.abundant_below):
+        if not abundant(cluster.outward, self.values.abundant_below):
             return None
-        return longest([(self.local, to.outward)], self.stop)
+        return longest([(self.local, cluster.outward)], to, self.stop)
 
     def _may_prefill_in_place(self) -> bool:
         cached = self.decode.cached_tokens

@@ -78,6 +78,8 @@ class _Dice:
             queued_s=self.one_of(None, 0.0, self.r.uniform(0, 3)),
             loras=self.one_of(LAW, NONE),
             dp_rank=rank,
+            moves=self.mostly(True, False),
+            dialable=self.mostly(True, False),
             **self.cached(),
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -453,7 +455,7 @@ def test_in_abundance_a_prefix_cached_elsewhere_counts_here_and_is_moved() -> No
     assert decision.reason is Reason.BELOW_THRESHOLD
     chosen = decision.chosen
     assert chosen is not None
-    assert chosen.move == Move("east", "p-east", 0, 3584, 358_400)
+    assert chosen.move == Move("east", "p-east", 0, 3584, 358_400, 0.3584 + 0.01)
     assert (chosen.cluster, chosen.compute_increment) == ("local", 512)
     assert chosen.predicted_ttft_s == pytest.approx(0.3584 + 0.01 + 0.512 + 0.01)
 
@@ -489,8 +491,46 @@ def test_a_prefix_cached_here_is_moved_out_where_that_wins() -> None:
     request = replace(base.request, sizes=SizeFacts(per_token=1))
     chosen = decide(replace(base, clusters=(slow, quick), request=request)).chosen
     assert chosen is not None
-    assert chosen.move == Move("local", "p-local", 0, 2048, 2048)
+    assert chosen.move == Move("local", "p-local", 0, 2048, 2048, 2048 / 1e8 + 0.01)
     assert (chosen.cluster, chosen.compute_increment) == ("east", 2048)
+
+
+@pytest.mark.parametrize(
+    ("here", "there"),
+    [
+        ({"moves": False}, {}),
+        ({}, {"moves": False}),
+        ({}, {"free_slots": 0}),
+        ({"dialable": False}, {"dialable": False}),
+        ({}, {"cached_tokens": 4096}),
+    ],
+)
+def test_a_move_needs_two_nodes_that_know_it_can_reach_each_other_and_leave_something_to_compute(
+    here: dict[str, Any], there: dict[str, Any]
+) -> None:
+    base = moving(0, 3584)
+    [home, east] = base.clusters
+    home = replace(home, nodes=(replace(home.nodes[0], **here),))
+    east = replace(east, nodes=(replace(east.nodes[0], **there),))
+    decision = decide(replace(base, clusters=(home, east)))
+    assert all(option.move is None for option in decision.options)
+
+
+@pytest.mark.parametrize("dialler", ["local", "east"])
+def test_one_of_the_two_may_only_dial(dialler: str) -> None:
+    base = moving(0, 3584)
+    clusters = tuple(
+        replace(one, nodes=(replace(one.nodes[0], dialable=one.name != dialler),)) for one in base.clusters
+    )
+    chosen = decide(replace(base, clusters=clusters)).chosen
+    assert chosen is not None
+    assert chosen.move is not None
+
+
+def test_a_fallback_waits_for_no_other_cluster() -> None:
+    chosen = RoutingPolicy().fall_back(moving(0, 3584)).chosen
+    assert chosen is not None
+    assert (chosen.cluster, chosen.move) == ("local", None)
 
 
 def test_what_is_cheaper_for_others_but_slower_for_this_request_is_not_allowed() -> None:
