@@ -33,8 +33,9 @@ _LEAST_OFF = 1e-4
 class Observed:
     """One request that was answered by its first way. Times are seconds; ``at`` is its arrival by any one clock.
 
-    It was prefilled at ``site``, where ``cached`` of [0, ``stop``) were not computed; ``prefill_s`` is None where that
-    was in place on the decode node. [``start``, ``stop``) was sent. ``quiet``: nothing waited or ran on either node.
+    It was prefilled at ``site``, ``in_place`` on the decode node or on a node for it, where ``cached`` of [0, ``stop``)
+    were not computed; ``prefill_s`` is None where nobody said. [``start``, ``stop``) was sent. ``quiet``: nothing waited
+    or ran on either node.
     ``first_at`` and ``spoken_s`` say when its ``output`` tokens came; the link did ``bytes_per_s``, None if unmeasured.
     """
 
@@ -45,6 +46,7 @@ class Observed:
     start: int
     stop: int
     ttft_s: float
+    in_place: bool
     prefill_s: float | None
     wire_bytes: int
     raw_bytes: int
@@ -105,8 +107,8 @@ def fit_site(
     """One site from the requests that were prefilled there. Raises ValueError naming it where they are too few."""
     field = f"site {name!r}"
     computed = [one for one in seen if one.stop > one.cached]
-    in_place = [one for one in computed if one.prefill_s is None]
-    through = [one for one in computed if one.prefill_s is not None]
+    in_place = [one for one in computed if one.in_place]
+    through = [one for one in computed if not one.in_place and one.prefill_s is not None]
     points = [(one.cached, one.stop, one.prefill_s) for one in through if one.prefill_s]
     if not nodes:
         points = [(one.cached, one.stop, max(1e-4, one.ttft_s - first_step_s)) for one in in_place if one.quiet]

@@ -38,6 +38,7 @@ def observed(at: float, tokens: int, **changes: Any) -> Observed:
         "start": 0,
         "stop": tokens,
         "ttft_s": prefill_s + RTT_S + HANDLING_S + STEP_S,
+        "in_place": False,
         "prefill_s": prefill_s,
         "wire_bytes": 1000 * tokens,
         "raw_bytes": 1000 * tokens,

@@ -57,7 +57,7 @@ def test_the_time_on_a_slow_link_is_not_taken_for_handling() -> None:
 
 
 def test_what_is_prefilled_in_place_counts_up_to_its_first_step() -> None:
-    seen = [observed(0.0, t, prefill_s=None, ttft_s=CURVE.seconds(0, t) + STEP_S) for t in LENGTHS]
+    seen = [observed(0.0, t, in_place=True, prefill_s=None, ttft_s=CURVE.seconds(0, t) + STEP_S) for t in LENGTHS]
     found = fitted(seen, nodes=0)
     assert found.prefill.seconds(0, 700) == pytest.approx(CURVE.seconds(0, 700), rel=1e-6)
     assert found.handling.fixed_s == 0.0
