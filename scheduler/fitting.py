@@ -34,9 +34,9 @@ class Observed:
     """One request that was answered by its first way. Times are seconds; ``at`` is its arrival by any one clock.
 
     It was prefilled at ``site``, ``in_place`` on the decode node or on a node for it, where ``cached`` of [0, ``stop``)
-    were not computed; ``prefill_s`` is None where nobody said. [``start``, ``stop``) was sent. ``quiet``: nothing waited
-    or ran on either node.
-    ``first_at`` and ``spoken_s`` say when its ``output`` tokens came; the link did ``bytes_per_s``, None if unmeasured.
+    were not computed; ``prefill_s`` is None where nobody said. [``start``, ``stop``) was sent. ``quiet``: nothing
+    waited or ran on either node. ``first_at`` and ``spoken_s`` say when its ``output`` tokens came; the link did
+    ``bytes_per_s``, None if unmeasured.
     """
 
     at: float
