@@ -82,7 +82,7 @@ class KvUpkeep:
             self._index.restore(kept, asyncio.get_running_loop().time())
         except FileNotFoundError:
             return
-        except (OSError, msgspec.MsgspecError, SnapshotError) as error:
+        except (OSError, msgspec.MsgspecError, RecursionError, SnapshotError) as error:
             log.warning("prefix index begins empty: %s: %s", self._file, error)
         else:
             log.info("prefix index restored blocks=%d", len(self._index.index))

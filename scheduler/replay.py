@@ -6,11 +6,12 @@ older schema stays readable for people, but holds too little to decide by.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
 from scheduler.decision import Decision
+from scheduler.facts import Facts
 from scheduler.policy import RoutingPolicy
 from scheduler.values import PolicyValues
 
@@ -65,10 +66,17 @@ def replay(line: bytes) -> Iterator[Replayed]:
     ways = [("first", record.decision), *(("retry", one) for one in record.retried)]
     for kind, was in ways:
         if was is not None:
-            yield Replayed(record.id, kind, canonical(was), canonical(policy.decide(was.facts)))
+            yield Replayed(record.id, kind, canonical(was), _again(policy.decide, was.facts))
     if record.fallback_decision is not None:
         was = record.fallback_decision
-        yield Replayed(record.id, "fallback", canonical(was), canonical(policy.fall_back(was.facts)))
+        yield Replayed(record.id, "fallback", canonical(was), _again(policy.fall_back, was.facts))
+
+
+def _again(decide: Callable[[Facts], Decision], facts: Facts) -> bytes:
+    try:
+        return canonical(decide(facts))
+    except (ValueError, ArithmeticError) as error:  # a gateway has no such facts: somebody else wrote this
+        raise RecordError(f"no facts to decide by: {error}") from error
 
 
 def _read(line: bytes) -> _Record:

@@ -51,7 +51,16 @@ async def test_without_a_state_file_nothing_is_written(tmp_path: Path, monkeypat
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data[:-9] + bytes(9), lambda data: b""])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:-1],
+        lambda data: data[:-9] + bytes(9),
+        lambda data: b"",
+        lambda data: b"\x81\xa1x" + b"\x91" * 100_000 + b"\xc0",
+    ],
+    ids=["short", "overwritten", "empty", "of something else, deeply nested"],
+)
 async def test_a_torn_file_is_dropped(damage, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     upkeep = KvUpkeep(told(), (), tmp_path / "state.db")
     upkeep.start()

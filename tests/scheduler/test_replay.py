@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -88,6 +89,31 @@ def test_a_number_that_was_kept_as_a_whole_one_is_no_difference() -> None:
 def test_what_cannot_be_decided_again_says_why(bad: bytes, why: str) -> None:
     with pytest.raises(RecordError, match=why):
         list(replay(bad))
+
+
+def no_grid(facts: dict[str, Any]) -> None:
+    facts["request"]["chunk_tokens"] = -1
+
+
+def no_encoders(facts: dict[str, Any]) -> None:
+    for cluster in facts["clusters"]:
+        for node in cluster["nodes"]:
+            node["encoders"] = 0
+
+
+def endless_codecs(facts: dict[str, Any]) -> None:
+    for cluster in facts["clusters"]:
+        for node in cluster["nodes"]:
+            for codec in node["codecs"]:
+                codec["wire_ratio"] = 1e308
+
+
+@pytest.mark.parametrize("spoil", [no_grid, no_encoders, endless_codecs])
+def test_facts_that_no_gateway_has_are_refused_like_a_bad_line(spoil: Callable[[dict[str, Any]], None]) -> None:
+    plain = record(remote_facts())
+    spoil(plain["decision"]["facts"])
+    with pytest.raises(RecordError, match="no facts to decide by"):
+        list(replay(line(plain)))
 
 
 def test_a_request_that_was_never_routed_has_nothing_to_decide_again() -> None:
