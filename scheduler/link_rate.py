@@ -10,7 +10,8 @@ from math import isfinite
 
 from scheduler.speeds import SMOOTHING, Ewma
 
-RISE = 0.7
+RISE, RISE_SHOWN = 0.7, 0.9
+"""Of the way up: to what a transfer's time comes to, and to what was seen to be carried."""
 FALL = 0.85
 """Of the way to a limit, in ratios: once a link cut to a twentieth was observed, the estimate is 1.6 times that."""
 MIN_BYTES_PER_S, MAX_BYTES_PER_S = 1.0, 1e13
@@ -56,7 +57,7 @@ class LinkRate:
         if self.value is None or not low:
             return
         if low > self.value:
-            self._set(self.value + RISE * (low - self.value), now)
+            self._set(self.value + RISE_SHOWN * (low - self.value), now)
         if low >= TELLING_SHARE * self.value:
             self.confirmed_at = now
 

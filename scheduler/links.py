@@ -29,6 +29,8 @@ MAX_SENDERS = 1024
 MAX_PATHS = 256
 """Peers of one sender that are listened to."""
 MAX_RTT_S = 60.0
+FASTER = 1.05
+"""A probe that raises the estimate by more is followed by another."""
 LEAST_LOSS_BYTES = 256 << 10
 """Loss is told where so much was sent within the last few seconds."""
 _LOSS_HALVES_S = 1.0
@@ -99,6 +101,8 @@ class LinkState:
         self._sent_lately = 0.0
         self._resent_lately = 0.0
         self._dead_until = float("-inf")
+        self._shown = 0.0
+        self._probed_rate: float | None = None
         self.probe_bytes = 0
         """What probes have taken so far."""
 
@@ -145,10 +149,12 @@ class LinkState:
             self._senders.popitem(last=False)
         present = [each for each in self._senders.values() if now - each.at <= PRESENT_S]
         self._carried, self._reported_at = sum(each.carried for each in present), now
+        at_least = max(self._carried, *(each.at_least for each in present))
+        self._shown = max((each.at_least for each in present if each.at_least), default=self._shown)
         at_most = 0.0
         if any(each.at_most for each in present):
             at_most = sum(each.at_most or each.carried for each in present)
-        self._rate.between(max(self._carried, *(each.at_least for each in present)), at_most, now)
+        self._rate.between(at_least, at_most, now)
         if self._carried:
             self._dead_until = float("-inf")
         elif any(each.stalled_s >= STALLED_S for each in present):
@@ -161,12 +167,15 @@ class LinkState:
 
     def probe_due(self, now: float) -> int:
         """Bytes of the probe that should be sent now, 0 where none should. ``probed`` says that it was."""
-        self._probing.save(self._rate.value, now)
-        return 0 if self._asked else self._probing.due(now)
+        rate = self._rate.value
+        self._probing.save(rate if rate is None or not self._shown else min(rate, self._shown), now)
+        faster = self._probed_rate is not None and rate is not None and rate > FASTER * self._probed_rate
+        return 0 if self._asked else self._probing.due(now, faster)
 
     def probed(self, nbytes: int, now: float) -> None:
         """A probe of so many bytes was asked for."""
         self._probing.spend(nbytes, now)
+        self._probed_rate = self._rate.value
         self.probe_bytes += nbytes
 
     # ---- what is known

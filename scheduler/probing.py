@@ -6,11 +6,12 @@ decision has asked about for a while is left alone.
 
 from __future__ import annotations
 
-SHARE = 0.012
-"""Of what the link carries at its known rate, over any time: the most that probes take.
-
-They may take a fiftieth, and the estimate of a link that was cut while idle stays up to 1.7 times above the truth."""
+SHARE = 0.017
+"""Of what the link was last seen to carry, over any time: the most that probes take. They may take a fiftieth."""
 EVERY_S = 1.5
+AGAIN_S = 0.2
+RESERVE = 0.5
+"""Of what is saved, kept for another probe at once where one has shown that the link is faster than was known."""
 QUIET_S = 1.0
 """A link over which more than probes went so short a time ago has been measured by that."""
 WANTED_S = 30.0
@@ -46,11 +47,15 @@ class ProbeBudget:
             self._saved = min(float(MOST_BYTES), self._saved + SHARE * rate * max(0.0, now - self._saved_at))
         self._saved_at = now
 
-    def due(self, now: float) -> int:
-        """Bytes of the probe that is due, 0 where none is."""
-        if now - self._wanted_at > WANTED_S or now - self._carried_at < QUIET_S or now - self._probed_at < EVERY_S:
+    def due(self, now: float, faster: bool) -> int:
+        """Bytes of the probe that is due, 0 where none is; ``faster``: the last one has raised what is known."""
+        since = now - self._probed_at
+        if now - self._wanted_at > WANTED_S or now - self._carried_at < QUIET_S or since < AGAIN_S:
             return 0
-        nbytes = int(self._saved) // UNIT_BYTES * UNIT_BYTES
+        if not faster and since < EVERY_S:
+            return 0
+        saved = self._saved if faster else max(LEAST_BYTES, (1 - RESERVE) * self._saved)
+        nbytes = int(min(saved, self._saved)) // UNIT_BYTES * UNIT_BYTES
         return nbytes if nbytes >= LEAST_BYTES else 0
 
     def spend(self, nbytes: int, now: float) -> None:

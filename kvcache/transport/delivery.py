@@ -17,6 +17,8 @@ SHORTEST_S = 0.1
 SHORTEST_BUSY_S = 0.02
 WAITING_SHARE = 0.9
 """Of a window in which all connections waited for the kernel, for the path to have been the limit."""
+TELLING_BYTES = 16 << 10
+"""A window in which less arrived is left out: pings and acknowledgements show no rate."""
 LEAST_BACKLOG = 64 << 10
 """What must be left, of what was on its way when a window began, for the path to have been busy to its end."""
 RAMP_RTTS = 8
@@ -82,7 +84,7 @@ class DeliveryWatch:
         self._limited_for_s = self._limited_for_s + took if limited else 0.0
         stalls = before.outstanding and counts.outstanding and not delivered
         self._stalled_s = self._stalled_s + took if stalls else 0.0
-        if delivered:
+        if delivered >= TELLING_BYTES:
             rate = delivered / took
             is_limit = limited and grown and not is_paced(rate, counts.pace)
             busy = max(counts.busy_s - before.busy_s, counts.least_rtt_s, SHORTEST_BUSY_S)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.probing import (
+    AGAIN_S,
     EVERY_S,
     LEAST_BYTES,
     MOST_BYTES,
@@ -33,7 +34,7 @@ def test_a_slow_link_is_probed_often_enough_to_see_it_recover_within_5_s() -> No
     while now < 10.0:
         budget.save(6.25e6, now)
         budget.wanted(now)
-        if nbytes := budget.due(now):
+        if nbytes := budget.due(now, faster=False):
             budget.spend(nbytes, now)
             sizes.append(nbytes)
         now += 0.25
@@ -43,25 +44,36 @@ def test_a_slow_link_is_probed_often_enough_to_see_it_recover_within_5_s() -> No
 
 def test_a_link_that_carries_something_or_that_nobody_asks_about_is_not_probed() -> None:
     budget = saved(125e6, 10.0)
-    assert budget.due(10.0)
-    assert budget.due(10.0 + WANTED_S)
-    assert not budget.due(10.1 + WANTED_S)
+    assert budget.due(10.0, faster=False)
+    assert budget.due(10.0 + WANTED_S, faster=False)
+    assert not budget.due(10.1 + WANTED_S, faster=False)
     budget.carried(10.0)
-    assert not budget.due(10.0 + QUIET_S / 2)
-    assert budget.due(10.0 + QUIET_S)
+    assert not budget.due(10.0 + QUIET_S / 2, faster=False)
+    assert budget.due(10.0 + QUIET_S, faster=False)
 
 
 def test_one_probe_is_given_time_before_the_next() -> None:
     budget = saved(125e6, 10.0)
     budget.spend(LEAST_BYTES, 10.0)
-    assert not budget.due(10.0 + 0.9 * EVERY_S)
-    assert budget.due(10.0 + EVERY_S)
+    assert not budget.due(10.0 + 0.9 * EVERY_S, faster=False)
+    assert budget.due(10.0 + EVERY_S, faster=False)
 
 
-def test_what_is_saved_is_bounded_and_an_unknown_link_is_taken_for_a_slow_one() -> None:
-    assert saved(125e6, 1000.0).due(1000.0) == MOST_BYTES
-    assert saved(None, 8.0).due(8.0) == pytest.approx(SHARE * SLOWEST_BYTES_PER_S * 8, abs=16 << 10)
-    assert saved(1.0, 8.0).due(8.0) == saved(None, 8.0).due(8.0)
+def test_a_probe_that_found_the_link_faster_is_followed_by_one_from_the_reserve() -> None:
+    budget = saved(125e6, 1000.0)
+    first = budget.due(1000.0, faster=False)
+    budget.spend(first, 1000.0)
+    assert not budget.due(1000.0 + AGAIN_S, faster=False)
+    assert not budget.due(1000.0 + AGAIN_S / 2, faster=True)
+    assert first + budget.due(1000.0 + AGAIN_S, faster=True) == MOST_BYTES
+
+
+def test_what_is_saved_is_bounded_and_any_link_is_taken_to_carry_a_little() -> None:
+    assert saved(125e6, 1000.0).due(1000.0, faster=True) == MOST_BYTES
+    little = SHARE * SLOWEST_BYTES_PER_S * 8
+    for rate in (None, 1.0):
+        assert saved(rate, 8.0).due(8.0, faster=True) == pytest.approx(little, abs=16 << 10)
+        assert saved(rate, 8.0).due(8.0, faster=False) == max(LEAST_BYTES, int(little / 2) // 16384 * 16384)
 
 
 @calm
@@ -74,7 +86,7 @@ def test_probes_never_take_more_than_their_share(steps: list[tuple[float, float 
         carried += took * max(SLOWEST_BYTES_PER_S, rate or 0.0)
         budget.save(rate, now)
         budget.wanted(now)
-        if nbytes := budget.due(now):
+        if nbytes := budget.due(now, faster=False):
             budget.spend(nbytes, now)
             spent += nbytes
         assert spent <= SHARE * carried + 1e-3
