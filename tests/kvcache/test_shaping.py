@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from kvcache.control import KvAddress
 from kvcache.transport import KvEndpoint, Peer
-from kvcache.transport.shaping import Shape, spread
+from kvcache.transport.shaping import Shape, forget_path, spread
 from tests.kvcache.kvnet import QUICK, Recorder, data, local, soon, until, who
 
 MIB = 1 << 20
@@ -68,6 +68,18 @@ def test_a_pace_is_set_lifted_and_not_set_again_for_nothing() -> None:
             shape.set_pace(pace)
         assert sock.calls == 3
         assert shape.pace == 1e12
+
+
+def test_a_congestion_control_that_remembers_a_path_begins_anew_and_others_are_left_alone() -> None:
+    with socket.socket() as sock:
+        for name, remembers in ((b"reno", False), (b"bbr", True)):
+            try:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
+            except OSError:
+                pytest.skip(f"this kernel has no {name.decode()}")
+            assert forget_path(sock) is remembers
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0") == name
+    assert not forget_path(sock), "it is closed"
 
 
 @pytest_asyncio.fixture
