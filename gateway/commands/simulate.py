@@ -81,7 +81,7 @@ class Source:
 @click.option("--store", type=click.Choice(["shared", "nodes", "none"]), default="shared", show_default=True)
 @click.option("--store-gb", type=click.FloatRange(0, min_open=True), help="Room for prefixes, a store; else endless.")
 @click.option("--order", type=click.Choice([o.value for o in Order]), default=Order.FCFS.value, show_default=True)
-@click.option("--slack", type=click.FloatRange(0), default=4.0, show_default=True, help="Of the aged order.")
+@click.option("--slack", type=click.FloatRange(0), default=12.0, show_default=True, help="Of the aged order.")
 @click.option("--roles", type=click.Choice(["integer", "fractional"]), default="integer", show_default=True)
 @click.option("--conversion-s", type=click.FloatRange(0), default=30.0, show_default=True)
 @click.option("--tpot-budget", type=click.FloatRange(0, 10), default=0.0, help="Share of a step for mixed prefill.")

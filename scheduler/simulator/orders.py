@@ -23,7 +23,7 @@ class Ordering:
     """
 
     order: Order = Order.FCFS
-    slack: float = 4.0
+    slack: float = 12.0
 
     def key(self, arrived: float, service_s: float, remaining_s: float) -> float:
         """The place of a prompt that came at ``arrived`` and has ``remaining_s`` of ``service_s`` left."""
