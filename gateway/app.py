@@ -6,6 +6,8 @@ import msgspec
 
 from gateway import rebalance_config
 from gateway.access import OPEN_PATHS, Access
+from gateway.admission import Admission
+from gateway.admission_routes import add_admission_routes
 from gateway.affinity import Affinity
 from gateway.asgi import Receive, Scope, Send
 from gateway.building import AttemptBuilder
@@ -32,10 +34,12 @@ from gateway.registry import Registry
 from gateway.routes import build_routes
 from gateway.state import State
 from gateway.stream import ControlStreams
+from gateway.tenants import Tenants
 from gateway.threshold import Threshold
 from gateway.tokenizing import Tokenizing
 from gateway.traffic import TrafficMeter
 from gateway.verification import Verification
+from gateway.waiting import WaitingRoom
 from kvcache.wire import Role
 from scheduler.budget import FallbackBudget
 from scheduler.policy import RoutingPolicy
@@ -59,6 +63,9 @@ class Gateway:
         ticket_key = state.ticket_key()
         builder = AttemptBuilder(self.registry, ticket_key, model.fingerprint.digest())
         threshold, meter = Threshold(config.threshold_tokens), TrafficMeter()
+        self.waiting = WaitingRoom(config.queue, config.queue_timeout_s, self._has_room)
+        self.metrics.show(self.waiting.metrics)
+        tenants = Tenants(state)
         services = Services(
             config,
             model,
@@ -72,13 +79,14 @@ class Gateway:
             meter,
             self.kv_index,
             Affinity(),
+            self.waiting,
         )
         own_nodes = OwnNodes()
         self.rebalancing = self._long_term(model, builder, own_nodes, threshold, meter)
         self.metrics.show(RebalanceGauges(self.rebalancing))
         self._tokenizing = Tokenizing(model.tokenizer, model.template)
         self._access = Access(self.keys, config.join_token)
-        self.generation = Generation(services, self._tokenizing)
+        self.generation = Generation(services, self._tokenizing, Admission(tenants, self.waiting.metrics))
         interconnects = Interconnects(self.registry)
         self._streams = ControlStreams(
             config, self.registry, self._access, self.metrics, own_nodes, ticket_key, self.kv_index, interconnects
@@ -87,6 +95,7 @@ class Gateway:
             services, self.keys, self._tokenizing, self.kv_index, self.rebalancing, self.not_ready
         )
         add_interconnect_routes(self._routes, interconnects)
+        add_admission_routes(self._routes, tenants, config.max_body_bytes)
 
     def _long_term(
         self, model: ServedModel, builder: AttemptBuilder, own: OwnNodes, threshold: Threshold, meter: TrafficMeter
@@ -116,6 +125,11 @@ class Gateway:
             await self._websocket(scope, receive, send)
         else:
             await self._http(scope, receive, send)
+
+    def _has_room(self) -> bool:
+        """Whether any answer more can be spoken."""
+        nodes = self.registry.nodes(self.registry.local_cluster, Role.DECODE)
+        return any(node.free_slots > 0 for node in nodes if node.accepting)
 
     def not_ready(self) -> str | None:
         """What keeps this gateway from serving, or None."""

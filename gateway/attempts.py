@@ -139,11 +139,7 @@ class Attempt:
             self.decode.cancel(self._job.generation, now)
         if self.leg is not None:
             self.decode.awaited.pop(self.transfer.hex(), None)
-            if self._transferred:
-                self.leg.node.jobs.pop(self.transfer.hex(), None)
-                if not self._computed:
-                    self.leg.node.linger(self.transfer.hex(), self)  # its PrefillDone is still to be learnt from
-            else:
+            if not self._transferred:
                 self.leg.node.cancel(self.transfer.hex(), now)
             self._computing_ended()
             self._transfer_ended()
@@ -152,8 +148,8 @@ class Attempt:
 
     def on_message(self, node: NodeSession, message: FromNode) -> None:
         """A message of one of the two jobs; one that the sender has no business to send ends the attempt."""
-        if self._transferred and self._is_prefill(node) and not isinstance(message, PrefillStarted | PrefillDone):
-            return  # its part is committed; nothing that it says can matter any more, but for what it had cached
+        if self._transferred and self._is_prefill(node) and not isinstance(message, PrefillDone):
+            return  # its part is committed; nothing that it says can matter any more
         match message:
             case PrefillStarted() if self._is_prefill(node):
                 self._on_started(message)
@@ -213,22 +209,15 @@ class Attempt:
     def _on_started(self, started: PrefillStarted) -> None:
         assert self.leg is not None
         self._figures["prefill_started_after_s"] = time.time() - self._dispatched_at
-        self._on_cached(started.cached_tokens)
-        if self._transferred and not self._computed and self.transfer.hex() not in self.leg.node.jobs:
-            self.leg.node.linger(self.transfer.hex(), self)  # this came late; its PrefillDone is still to come
+        self._cached_tokens = min(max(0, started.cached_tokens), self.leg.stop)
+        self._figures["cached_tokens"] = self._cached_tokens
         work = self.leg.node.prefilling.get(self.transfer.hex())
         if work is not None:
             work.start, work.began = self._cached_tokens, asyncio.get_running_loop().time()
 
-    def _on_cached(self, tokens: int) -> None:
-        """What a prefill node had of the prompt. Its word may come after that of the decode node, which is nearer."""
-        assert self.leg is not None
-        self._cached_tokens = self._figures["cached_tokens"] = min(max(0, tokens), self.leg.stop)
-
     def _on_computed(self, node: NodeSession, done: PrefillDone) -> None:
         assert self.leg is not None
         if "prefill_s" not in self._figures and plausible.computed(done, self.leg.stop):
-            self._on_cached(done.cached_tokens)
             self._figures["prefill_s"] = done.compute_s
             node.speed.observe(self.leg.stop - done.tokens, self.leg.stop, done.compute_s)
         self._computing_ended()
@@ -239,6 +228,9 @@ class Attempt:
         now = asyncio.get_running_loop().time()
         self.leg.link.observe(done.wire_bytes, done.transfer_s, done.exposed_s, now, self.option.codec_s)
         self._transfer_ended()
+        self.leg.node.jobs.pop(self.transfer.hex(), None)
+        if not self._computed:
+            self.leg.node.linger(self.transfer.hex(), self)  # its PrefillDone is still to be learnt from
         self.codec = done.codec
         self._figures.update(
             codec=done.codec,

@@ -22,6 +22,10 @@ class Prompted:
 
     ``names`` are those of the full blocks of the prompt less its last token. ``session`` is what the client calls
     the conversation. ``measures``: it is no traffic, but sent to measure the stack.
+
+    ``account`` is whose work it is, of that ``weight`` beside others'; ``priority`` orders it among its account's own,
+    the least first; ``expected_output`` tokens will probably be spoken. ``ttft_slo_s`` is how late the first token may
+    come, None where the client did not say.
     """
 
     request_id: str
@@ -32,6 +36,11 @@ class Prompted:
     names: tuple[bytes, ...] = ()
     session: str | None = None
     measures: bool = False
+    account: str = ""
+    weight: float = 1.0
+    priority: int = 0
+    expected_output: int = 1
+    ttft_slo_s: float | None = None
 
 
 class AttemptBuilder:

@@ -55,6 +55,7 @@ DEFAULT_POLICY = PolicyValues()
 class GatewayConfig:
     """All that an operator sets. Times are seconds, sizes bytes.
 
+    ``queue`` requests may wait for a node with room, each for ``queue_timeout_s``.
     ``threshold_auto``: ``threshold_tokens`` is where it starts, and what traffic, nodes and links make of it follows.
     """
 
@@ -79,6 +80,8 @@ class GatewayConfig:
     request_timeout_s: float = 1800.0
     max_body_bytes: int = 16 << 20
     max_in_flight: int = 2048
+    queue: int = 1000
+    queue_timeout_s: float = 60.0
     lease_s: float = 3.5
     beat_s: float = 1.0
     drain_s: float = 30.0
@@ -94,6 +97,10 @@ class GatewayConfig:
             raise ConfigError(f"--threshold must not be negative, got {self.threshold_tokens}")
         if not 0 < self.request_timeout_s <= 86400:
             raise ConfigError(f"--request-timeout must lie in (0, 86400] seconds, got {self.request_timeout_s}")
+        if not 0 <= self.queue <= self.max_in_flight:
+            raise ConfigError(f"--queue must lie in [0, {self.max_in_flight}], got {self.queue}")
+        if not self.queue_timeout_s > 0:
+            raise ConfigError(f"--queue-timeout must be positive, got {self.queue_timeout_s}")
         if self.max_body_bytes < 1:
             raise ConfigError(f"--max-body-mib must be positive, got {self.max_body_bytes} bytes")
         if self.join_token is not None and not (self.join_token.isascii() and self.join_token.isprintable()):

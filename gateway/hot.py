@@ -8,11 +8,12 @@ import re
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
+from gateway.admission import Admission, Pass
 from gateway.asgi import Receive, Scope, Send, header
 from gateway.building import Prompted
 from gateway.errors import ApiError, bad_field
@@ -35,6 +36,8 @@ Parse = Callable[[bytes], GenerationRequest]
 
 MEASURE = "x-prfaas-measure"
 """With the value 1: a request of ``prfaas profile``."""
+TTFT_SLO = "x-prfaas-ttft-slo"
+MOST_SLO_S = 86400.0
 READ_GRACE_S = 5.0
 """How long after its deadline an answer that is ready may still wait for a client that does not read."""
 
@@ -58,8 +61,9 @@ ENDPOINTS = {
 class Generation:
     """Serves completions and chat completions, whole and streamed."""
 
-    def __init__(self, services: Services, tokenizing: Tokenizing) -> None:
+    def __init__(self, services: Services, tokenizing: Tokenizing, admission: Admission) -> None:
         self._s = services
+        self._admission = admission
         self._tokenizing = tokenizing
         self._sizes = size_facts(services.model.layout)
         self._chains = ChainCache()
@@ -92,10 +96,31 @@ class Generation:
     async def _guarded(
         self, exchange: Exchange, parse: Parse, principal: Principal, scope: Scope, receive: Receive
     ) -> None:
+        loop = asyncio.get_running_loop()
         try:
             self._check(principal, scope)
+            admitted = self._admission.begin(principal, loop.time())
+        except ApiError as error:
+            await exchange.refuse(error)
+            return
+        try:
+            await self._admitted(exchange, parse, principal, admitted, scope, receive)
+        finally:
+            admitted.end(None, False, loop.time())
+
+    async def _admitted(
+        self,
+        exchange: Exchange,
+        parse: Parse,
+        principal: Principal,
+        admitted: Pass,
+        scope: Scope,
+        receive: Receive,
+    ) -> None:
+        try:
             body = await read_body(scope, receive, self._s.config.max_body_bytes)
-            work = asyncio.create_task(self._answer(exchange, parse, principal, scope, body))
+            work = asyncio.create_task(self._answer(exchange, parse, principal, admitted, scope, body))
+            del body
         except ApiError as error:
             await exchange.refuse(error)
             return
@@ -122,14 +147,27 @@ class Generation:
         if self.draining:
             raise ApiError(503, "this gateway is shutting down", code="shutting_down", retry_after_s=1)
         if self._in_flight > self._s.config.max_in_flight:
-            raise ApiError(503, "too many requests are being served", code="overloaded", retry_after_s=1)
+            most = self._s.config.max_in_flight
+            text = f"this gateway serves {most} requests at once and does; try again later, or add a gateway"
+            raise self._s.waiting.refused("in_flight", 503, text, 1.0, "overloaded")
 
-    async def _answer(self, exchange: Exchange, parse: Parse, principal: Principal, scope: Scope, body: bytes) -> None:
+    async def _answer(
+        self,
+        exchange: Exchange,
+        parse: Parse,
+        principal: Principal,
+        admitted: Pass,
+        scope: Scope,
+        body: bytes,
+    ) -> None:
         life: RequestLife | None = None
         outcome = "failed"
         try:
             request = parse(body)
-            prompted = await self._prompt(exchange, request, principal, scope)
+            prompted = await self._prompt(exchange, request, principal, admitted, scope)
+            # while it waits, a request is its tokens
+            del body
+            request = replace(request, text=None, token_ids=None, messages=None)
             life = RequestLife(self._s, prompted)
             answer = Answer(
                 request,
@@ -160,6 +198,7 @@ class Generation:
         finally:
             if life is not None:
                 life.close(outcome)
+                admitted.end(life.spoken, life.finished is not None, asyncio.get_running_loop().time())
                 self._count(life)
 
     async def _whole(self, exchange: Exchange, answer: Answer, life: RequestLife, first: Any) -> None:
@@ -181,7 +220,7 @@ class Generation:
         await exchange.end()
 
     async def _prompt(
-        self, exchange: Exchange, request: GenerationRequest, principal: Principal, scope: Scope
+        self, exchange: Exchange, request: GenerationRequest, principal: Principal, admitted: Pass, scope: Scope
     ) -> Prompted:
         """Everything that can refuse a request before it is routed. Raises ApiError."""
         if request.model != self._s.model.name:
@@ -192,9 +231,12 @@ class Generation:
                 code="model_not_found",
             )
         hint, hint_cluster = self._route_hint(scope, principal)
-        quality, session = _quality(scope), _session(scope)
+        quality, session, slo = _quality(scope), _session(scope), _ttft_slo(scope)
         token_ids = await self._token_ids(request)
         sampling = msgspec.structs.replace(request.sampling, max_tokens=self._room(request, len(token_ids)))
+        now = asyncio.get_running_loop().time()
+        bounded = bool(request.max_tokens_field)
+        expected = admitted.reserve(len(token_ids), sampling.max_tokens, bounded, now)
         facts = RequestFacts(
             request_id=secrets.token_hex(12),
             prompt_tokens=len(token_ids),
@@ -208,11 +250,23 @@ class Generation:
             regions=principal.limits.regions,
             trusted_only=principal.limits.trusted_only or principal.limits.share_cache,
             tenant=principal.tenant,
-            session_nodes=self._s.affinity.nodes(principal.tenant, session, asyncio.get_running_loop().time()),
+            session_nodes=self._s.affinity.nodes(principal.tenant, session, now),
         )
         names = await self._names(token_ids, facts)
         return Prompted(
-            exchange.request_id, exchange.path, facts, token_ids, sampling, names, session, _measures(scope)
+            exchange.request_id,
+            exchange.path,
+            facts,
+            token_ids,
+            sampling,
+            names,
+            session,
+            _measures(scope),
+            admitted.account,
+            admitted.weight,
+            request.priority,
+            expected,
+            slo,
         )
 
     async def _names(self, token_ids: tuple[int, ...], facts: RequestFacts) -> tuple[bytes, ...]:
@@ -306,6 +360,20 @@ def _quality(scope: Scope) -> Quality:
         return Quality.EXACT if value is None else Quality(value)
     except ValueError:
         raise bad_field(name, f"{name} must be one of {', '.join(Quality)}") from None
+
+
+def _ttft_slo(scope: Scope) -> float | None:
+    """Seconds within which the client wants its first token. Raises ApiError."""
+    value = header(scope, TTFT_SLO.encode())
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= MOST_SLO_S:
+        raise bad_field(TTFT_SLO, f"{TTFT_SLO} must be seconds in (0, {MOST_SLO_S:g}], got {value[:40]!r}")
+    return seconds
 
 
 def _session(scope: Scope) -> str | None:

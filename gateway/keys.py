@@ -41,6 +41,12 @@ class Principal:
     clusters: frozenset[str] | None = None
     limits: KeyLimits = NO_LIMITS
     tenant: str = ""
+    key_id: str = ""
+
+    @property
+    def account(self) -> str:
+        """Whose work it is: of a tenant by its name, else of this key alone, also where caches are shared."""
+        return self.limits.tenant or f"key:{self.key_id}"
 
     def may(self, *roles: Role) -> bool:
         """Whether this caller has one of the roles, or is admin."""
@@ -135,7 +141,7 @@ def _entry(
     permitted = None if clusters is None else frozenset(json.loads(clusters))
     limits = NO_LIMITS if kept is None else msgspec.json.decode(kept, type=KeyLimits)
     tenant = "" if limits.share_cache else limits.tenant or f"key:{key_id}"
-    return KeyEntry(key_id, Principal(name, Role(role), bool(route_hint), permitted, limits, tenant), created)
+    return KeyEntry(key_id, Principal(name, Role(role), bool(route_hint), permitted, limits, tenant, key_id), created)
 
 
 def _kept(limits: KeyLimits) -> str:

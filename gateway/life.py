@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,24 +21,32 @@ from gateway.config import FallbackPolicy, GatewayConfig
 from gateway.decisions import Decisions
 from gateway.errors import ApiError
 from gateway.gather import gather
-from gateway.kv_lookup import PrefixLookup
+from gateway.kv_lookup import Held, PrefixLookup
 from gateway.metrics import Metrics
 from gateway.model import ServedModel
 from gateway.registry import Registry
 from gateway.threshold import Threshold
 from gateway.traffic import TrafficMeter, uncached_at_home
+from gateway.waiting import WaitingRoom
 from kvcache.control import Delta, Finished
 from kvcache.wire import Role
+from scheduler.admission.fair_queue import Waiting, rank
+from scheduler.admission.holding import SHORT_S, held_back, waits_for_room
+from scheduler.admission.work import Yardstick
 from scheduler.budget import FallbackBudget
 from scheduler.decision import Decision, Option, Reason
-from scheduler.facts import Facts
+from scheduler.facts import Facts, RequestFacts
 from scheduler.policy import RoutingPolicy
 from scheduler.predict import compute_s
 from scheduler.replay import SCHEMA
 
 log = logging.getLogger(__name__)
 
-FALLBACK_PRIORITY = 100
+RANKS_PER_S = 1000
+LAST_RANK_S = 7 * 86400.0
+"""A fallback's rank on its node is behind that of all else."""
+LOOK_AGAIN_S = 1.0
+"""How long what the prefix index said of a prompt is taken for true while the prompt waits."""
 PREFIX_GONE = "prefix_gone"
 """A decode node's word that it no longer holds what a transfer left out."""
 RETRY_AFTER_S = 1.0
@@ -59,6 +68,7 @@ class Services:
     meter: TrafficMeter
     prefixes: PrefixLookup
     affinity: Affinity
+    waiting: WaitingRoom
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +97,13 @@ class RequestLife:
         self._dispatched_at = self._began
         self._first_at: float | None = None
         self._finished: Finished | None = None
+        self._failure: AttemptFailed | None = None
+        self._turned_away: Decision | None = None
+        self._yardstick: Yardstick | None = None
+        self._charged_s: float | None = None
+        self._waited_s = 0.0
+        self._spoken: int | None = None
+        self._held: tuple[float, Mapping[str, Held]] = (float("-inf"), {})
         self._closed = False
 
     @property
@@ -103,6 +120,11 @@ class RequestLife:
         """How the answer ended, once it ended well."""
         return self._finished
 
+    @property
+    def spoken(self) -> int | None:
+        """Tokens of the answer that came so far; None before the first."""
+        return self._spoken
+
     async def first(self) -> Delta | Finished:
         """The first piece of the answer, by the first way or the fallback. Raises ApiError."""
         try:
@@ -114,7 +136,7 @@ class RequestLife:
                 raise _unavailable(
                     f"the {self.route.route} way failed: {failure.stage}: {failure.cause}", failure.cause
                 ) from failure
-            attempt = self._fall_back(attempt, failure)
+            attempt = await self._fall_back(attempt, failure)
         try:
             return await self._first_of(attempt, None)
         except AttemptFailed as failure:
@@ -124,10 +146,9 @@ class RequestLife:
     async def _first_way(self) -> Delta | Finished:
         """The way that policy chooses, and once more where it failed only for what a node was thought to hold."""
         while True:
-            decision = self._s.policy.decide(self._facts(()))
-            attempt = self._start(decision, priority=0)
+            attempt = await self._sent(lambda: self._s.policy.decide(self._facts(())), last=False)
             try:
-                return await self._first_of(attempt, self._late_after(decision))
+                return await self._first_of(attempt, self._late_after(self._decisions[-1]))
             except AttemptFailed as failure:
                 self._note(attempt, failure)
                 node = attempt.option.decode_node
@@ -161,19 +182,97 @@ class RequestLife:
             outcome = "finished"
         if self._attempts:
             self._attempts[-1].close(outcome)
+        self._settle()
+        self._s.waiting.kick()
         self._s.decisions.add(self._record(outcome))
+
+    # ---- its turn
+
+    async def _sent(self, choose: Callable[[], Decision], last: bool) -> Attempt:
+        """The attempt that was sent by a way of ``choose``: at once where there is room, else when its turn has come.
+
+        ``last``: after all that is not. Raises ApiError.
+        """
+        decision = choose()
+        if not self._decisions and not self._p.measures:
+            self._s.meter.arrived(uncached_at_home(decision, self._p.facts.prompt_tokens))
+        yardstick = self._yardstick = Yardstick(decision.facts)
+        work_s, p = yardstick.expected_s(self._p.expected_output), self._p
+        order = rank(self._began, work_s, p.priority)
+        hopeless = decision.chosen is None and not waits_for_room(decision)
+        if hopeless or not (self._s.waiting.anybody_before(last) or _waits(decision)):
+            attempt = self._start(decision, order, last)
+            self._s.waiting.passed(p.account, work_s, p.weight)
+            self._charged_s = None
+            return attempt
+        self._turned_away = decision
+
+        def start() -> bool:
+            found = choose()
+            if _waits(found):
+                self._turned_away = found
+                return False
+            self._turned_away = None
+            self._start(found, order, last)
+            return True
+
+        away = yardstick.uncached_tokens > decision.facts.threshold_tokens
+        needs = (_placed_like(p.facts), away, yardstick.prefill_s > SHORT_S)
+        entry = Waiting(p.account, work_s, len(p.token_ids), order, p.weight, needs, last)
+        before = self._loop.time()
+        try:
+            await self._s.waiting.wait(entry, start, self._patience_s(entry))
+        except ApiError:
+            if self._turned_away is not None:
+                self._refuse(self._turned_away)
+                if last:
+                    self._s.metrics.fallbacks.labels("refused").inc()
+            raise
+        finally:
+            self._waited_s += self._loop.time() - before
+        self._charged_s = work_s
+        return self._attempts[-1]
+
+    def _patience_s(self, entry: Waiting) -> float:
+        """How long it may wait. Raises ApiError where its first token would come later than its client wants it."""
+        left = self.deadline - self._loop.time()
+        slo = self._p.ttft_slo_s
+        if slo is None:
+            return left
+        left = min(left, self._began + slo - self._loop.time())
+        expected = self._s.waiting.wait_s(entry)
+        if expected is not None and expected > left:
+            raise self._beyond_slo(slo, expected, f"{expected:.3g} s in the queue")
+        return left
+
+    def _beyond_slo(self, slo: float, expected_s: float, what: str) -> ApiError:
+        text = f"the first token is predicted later than the {slo:g} s that the request allows: {what}"
+        return self._s.waiting.refused("slo_unattainable", 503, text, expected_s)
+
+    def _refuse(self, decision: Decision) -> None:
+        self._decisions.append(decision)
+        self._s.metrics.decisions.labels("none", decision.reason.value).inc()
 
     # ---- one attempt
 
-    def _start(self, decision: Decision, priority: int) -> Attempt:
-        if not self._decisions and not self._p.measures:
-            self._s.meter.arrived(uncached_at_home(decision, self._p.facts.prompt_tokens))
+    def _start(self, decision: Decision, order: float, last: bool) -> Attempt:
+        """Send it by the way chosen. Raises ApiError where there is none, or it would be too late for its client."""
+        if last:
+            self._spend(decision)
+        slo, predicted = self._p.ttft_slo_s, None if decision.chosen is None else decision.chosen.predicted_ttft_s
+        if slo is not None and predicted is not None and not self._attempts:
+            expected = self._loop.time() - self._began + predicted
+            if expected > slo:
+                self._refuse(decision)
+                raise self._beyond_slo(slo, expected, f"{expected:.3g} s")
         self._decisions.append(decision)
         kind = "none" if decision.chosen is None else "remote" if decision.remote else "local"
         self._s.metrics.decisions.labels(kind, decision.reason.value).inc()
         if decision.chosen is None:
             raise _refused(decision)
         number = len(self._attempts) + 1
+        wall = order - self._loop.time() + time.time() + (LAST_RANK_S if last else 0.0)
+        priority = round(wall * RANKS_PER_S)
         attempt = self._s.builder.build(self._p, decision.chosen, number, priority, self.deadline - self._loop.time())
         self._attempts.append(attempt)
         log.info(
@@ -211,6 +310,7 @@ class RequestLife:
         for node in nodes:
             self._s.prefixes.sent(node, self._p.names, self._first_at)
         self._s.affinity.served(self._p.facts.tenant, self._p.session, nodes, self._first_at)
+        self._s.waiting.kick()  # its prefill node has a slot again
         return item
 
     def _learn(self, attempt: Attempt, now: float) -> None:
@@ -222,23 +322,28 @@ class RequestLife:
         ratio = self._s.registry.accuracy(option.cluster)
         ratio.observe(option.predicted_ttft_s / applied, now - self._dispatched_at, now)
 
-    def _fall_back(self, failed: Attempt, failure: AttemptFailed) -> Attempt:
-        """Start the attempt at home, if the budget has room. Raises ApiError 503."""
+    async def _fall_back(self, failed: Attempt, failure: AttemptFailed) -> Attempt:
+        """The attempt at home, once there is room for it and while the budget has some. Raises ApiError 503."""
         without = {name for name in (failed.option.prefill_node, self._faulty_decoder(failed, failure)) if name}
-        decision = self._s.policy.fall_back(self._facts(without))
-        now = self._loop.time()
-        if decision.chosen is not None and not self._s.budget.admit(now, *self._cost(decision.chosen)):
-            self._decisions.append(decision)
-            self._s.metrics.fallbacks.labels("over_budget").inc()
-            why = f"{failure.stage}: {failure.cause}"
-            raise ApiError(
-                503,
-                f"the {self.route.route} way failed ({why}) and the budget for prefilling at home is spent",
-                code="fallback_budget_exhausted",
-                retry_after_s=self._s.budget.retry_after_s(now),
-            )
-        self._s.metrics.fallbacks.labels("local" if decision.chosen else "refused").inc()
-        return self._start(decision, FALLBACK_PRIORITY)
+        self._failure = failure
+        return await self._sent(lambda: self._s.policy.fall_back(self._facts(without)), last=True)
+
+    def _spend(self, decision: Decision) -> None:
+        """Spend of the fallbacks' budget what this one costs. Raises ApiError 503 where it is spent."""
+        now, failure = self._loop.time(), self._failure
+        if decision.chosen is None or self._s.budget.admit(now, *self._cost(decision.chosen)):
+            self._s.metrics.fallbacks.labels("local" if decision.chosen else "refused").inc()
+            return
+        assert failure is not None
+        self._decisions.append(decision)
+        self._s.metrics.fallbacks.labels("over_budget").inc()
+        why = f"{failure.stage}: {failure.cause}"
+        raise ApiError(
+            503,
+            f"the {self.route.route} way failed ({why}) and the budget for prefilling at home is spent",
+            code="fallback_budget_exhausted",
+            retry_after_s=self._s.budget.retry_after_s(now),
+        )
 
     def _cost(self, option: Option) -> tuple[float | None, int]:
         """Predicted prefill seconds of the fallback, and how many local nodes share the budget."""
@@ -265,19 +370,31 @@ class RequestLife:
 
     def _facts(self, without: set[str] | tuple[()]) -> Facts:
         now = self._loop.time()
-        held = self._s.prefixes.matches(self._p.names, now)
+        looked_at, held = self._held
+        if now >= looked_at + LOOK_AGAIN_S:
+            held = self._s.prefixes.matches(self._p.names, now)
+            self._held = now, held
         if self._holds_nothing:
             held = {node: kept for node, kept in held.items() if node not in self._holds_nothing}
         return gather(self._s.registry, self._p.facts, self._s.threshold.tokens, now, without, held)
 
     # ---- accounting
 
+    def _settle(self) -> None:
+        """Charge the account for what was done instead of what was expected; where nobody waited nothing is owed."""
+        done = self._finished
+        if done is not None and self._yardstick is not None and self._charged_s is not None:
+            spent = self._yardstick.spent_s(done.cached_tokens, done.completion_tokens)
+            self._s.waiting.settle(self._p.account, spent - self._charged_s, self._p.weight)
+
     def _saw(self, item: Delta | Finished) -> None:
         if isinstance(item, Delta):
+            self._spoken = (self._spoken or 0) + len(item.token_ids)
             if not self._p.measures:
                 self._s.meter.spoke(self, len(item.token_ids), time.monotonic())
         else:
             self._finished = item
+            self._spoken = item.completion_tokens
             if item.prompt_tokens != len(self._p.token_ids):
                 log.warning("usage differs id=%s node_says=%d", self._p.facts.request_id, item.prompt_tokens)
                 self._s.metrics.usage_differs.inc()
@@ -335,6 +452,7 @@ class RequestLife:
             "fallback": len(self._attempts) > first_ways,
             "outcome": outcome,
             "ttft_s": ttft,
+            "queue_s": self._waited_s,
             "tokens_per_s": rate,
             "usage": usage,
             "finish": None if done is None else done.reason,
@@ -343,12 +461,23 @@ class RequestLife:
         return plain
 
 
+def _waits(decision: Decision) -> bool:
+    """Whether it is only for want of room that the request can't be sent now, or is better not."""
+    return waits_for_room(decision) or held_back(decision)
+
+
+def _placed_like(facts: RequestFacts) -> tuple[object, ...]:
+    """What two requests have in common that can be placed on the same nodes."""
+    where = (facts.allowed_clusters, facts.barred_clusters, facts.regions, facts.trusted_only)
+    return (facts.hint, facts.hint_cluster, facts.lora, *where)
+
+
 def _refused(decision: Decision) -> ApiError:
     word = decision.reason.value
     cures = {
         "no_decode_node": "no decode node accepts work; start one with `prfaas node --role decode`",
         "hinted_cluster_unavailable": "the hinted cluster has no prefill node that accepts work",
-        "overloaded": "all nodes are full",
+        "overloaded": "all nodes are full; add nodes, or try again later",
         "residency": "this key's prompts may not be where this gateway decodes; set its region with "
         "`prfaas clusters set`, or use a gateway there",
     }

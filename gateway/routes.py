@@ -74,6 +74,9 @@ class KeyBody(msgspec.Struct, frozen=True):
     regions: frozenset[str] | None = None
     barred: frozenset[str] = frozenset()
     trusted_only: bool = False
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrency: int | None = None
 
 
 class TokenizeBody(msgspec.Struct, frozen=True):
@@ -263,6 +266,7 @@ def build_routes(
                 "chunk_tokens": registry.chunk_tokens,
                 "prefill_nodes": len(registry.nodes(role=NodeRole.PREFILL)),
                 "decode_nodes": len(registry.nodes(role=NodeRole.DECODE)),
+                "queue": services.waiting.view(),
                 "prefix_index": prefix_view(kv_index),
                 "clusters": [seen(cluster) for cluster in registry.clusters],
                 "nodes": [node_view(node, now) for node in registry.nodes()],
@@ -290,7 +294,8 @@ def build_routes(
         if not len(keys) and body.role is not Role.ADMIN:
             raise bad_field("role", "the first key must have role admin, or nobody could make or revoke keys")
         permitted = None if body.clusters is None else frozenset(body.clusters)
-        limits = KeyLimits(body.tenant, body.share_cache, body.regions, body.barred, body.trusted_only)
+        rates = (body.requests_per_minute, body.tokens_per_minute, body.concurrency)
+        limits = KeyLimits(body.tenant, body.share_cache, body.regions, body.barred, body.trusted_only, *rates)
         key_id, secret = keys.create(body.name, body.role, body.route_hint, permitted, limits)
         return json_answer({"id": key_id, "key": secret, "role": body.role.value}, 201)
 

@@ -73,6 +73,7 @@ class NodeSession:
         self.becoming: Role | None = None
         """The role that a conversion leads to; None where there is none. It gets no work meanwhile."""
         self.lost: str | None = None
+        self._others = 0
         self._lingering: OrderedDict[str, JobOwner] = OrderedDict()
         self._cancels: OrderedDict[str, float] = OrderedDict()
         self._backlog: deque[bytes] = deque()
@@ -91,9 +92,8 @@ class NodeSession:
 
     @property
     def free_slots(self) -> int:
-        """Jobs it may still take: the larger of what it counts and what was sent to it is taken as used."""
-        counted = 0 if self.heartbeat is None else self.heartbeat.queued_jobs + self.heartbeat.running
-        return max(0, self.join.max_queue - max(counted, len(self.jobs)))
+        """Jobs it may still take, beside those that were sent from here and what it counted of others' last."""
+        return max(0, self.join.max_queue - len(self.jobs) - self._others)
 
     @property
     def queued_tokens(self) -> int:
@@ -122,6 +122,7 @@ class NodeSession:
     def heard(self, heartbeat: Heartbeat, now: float) -> None:
         """Take what it says of itself, and learn from what its codecs have done since it last said so."""
         self.heartbeat = heartbeat
+        self._others = max(0, heartbeat.queued_jobs + heartbeat.running - len(self.jobs))
         self.speed.claim(heartbeat.prefill_tokens_per_s)
         for work in heartbeat.codecs[:MAX_CODECS]:
             self.codecs.count(work.codec, *_encoded_decoded(work), now)

@@ -85,6 +85,7 @@ def key_view(entry: KeyEntry) -> dict[str, Any]:
         "regions": None if limits.regions is None else sorted(limits.regions),
         "barred": sorted(limits.barred),
         "trusted_only": limits.trusted_only or limits.share_cache,
+        **msgspec.structs.asdict(limits.rates),
         "created": entry.created,
     }
 

@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from gateway.commands.client import Api, gateway_options, print_json, print_table
+from gateway.commands.rates import rate_options, rates_text
 from gateway.config import ConfigError
 from gateway.errors import ApiError
 from gateway.keys import KeyBook, Role
@@ -41,6 +42,7 @@ def keys() -> None:
 @click.option(
     "--share-cache", is_flag=True, help="Reuse caches with all other keys that say so; implies --trusted-only."
 )
+@rate_options
 @_STATE
 @gateway_options
 def create(
@@ -55,10 +57,14 @@ def create(
     trusted_only: bool,
     tenant: str | None,
     share_cache: bool,
+    rate: int | None,
+    tokens_per_minute: int | None,
+    concurrency: int | None,
     state: Path | None,
 ) -> None:
     """Make a key and print it: this is the only time that it can be seen."""
-    limits = KeyLimits(tenant, share_cache, frozenset(regions) or None, frozenset(barred), trusted_only)
+    rates = (rate, tokens_per_minute, concurrency)
+    limits = KeyLimits(tenant, share_cache, frozenset(regions) or None, frozenset(barred), trusted_only, *rates)
     if state is None:
         body = {"role": role, "name": name, "route_hint": route_hint, "clusters": list(clusters) or None}
         made = api.call("POST", "/v1/keys", body | msgspec.to_builtins(limits, order="deterministic"))
@@ -87,11 +93,12 @@ def list_keys(api: Api, as_json: bool) -> None:
             ", ".join(one["clusters"] or ()) or "all",
             one["tenant"] or ("shared" if one["share_cache"] else None),
             _where(one),
+            rates_text(one),
         )
         for one in found["keys"]
     ]
     print_table(
-        ("id", "name", "role", "route hints", "clusters", "tenant", "prompts may be"),
+        ("id", "name", "role", "route hints", "clusters", "tenant", "prompts may be", "limits"),
         rows,
         "no keys: only this machine may call",
     )

@@ -133,6 +133,8 @@ def status(api: Api, as_json: bool) -> None:
     model = found["model"]
     click.echo(f"model {model['id']}, context {model['max_model_len']} tokens")
     click.echo(f"threshold {found['threshold_tokens']} tokens, fallback {found['fallback']}")
+    queue = found["queue"]
+    click.echo(f"{queue['waiting']} of at most {queue['queue']} requests wait, of {len(queue['accounts'])} tenants")
     prefixes = found["prefix_index"]
     share = "-" if prefixes["hit_share"] is None else f"{prefixes['hit_share']:.0%}"
     off = "" if prefixes["affinity"] else ", not heeded: an engine counts other prompt tokens"

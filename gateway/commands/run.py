@@ -98,6 +98,16 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     show_default=True,
     help="Seconds for a whole request.",
 )
+@click.option(
+    "--queue", type=click.IntRange(0, 2048), default=1000, show_default=True, help="Requests that may wait for a node."
+)
+@click.option(
+    "--queue-timeout",
+    type=click.FloatRange(0, 86400, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="Seconds that each may wait.",
+)
 @click.option("--max-body-mib", type=click.IntRange(1), default=16, show_default=True, help="Largest request body.")
 def gateway(
     model: Path,
@@ -121,6 +131,8 @@ def gateway(
     tls_key: Path | None,
     join_token_file: Path | None,
     request_timeout: float,
+    queue: int,
+    queue_timeout: float,
     max_body_mib: int,
 ) -> None:
     """Run a gateway: the OpenAI-compatible front door of one local cluster and any number of remote ones."""
@@ -154,6 +166,8 @@ def gateway(
             tls_key=tls_key,
             join_token=None if join_token_file is None else _token(join_token_file),
             request_timeout_s=request_timeout,
+            queue=queue,
+            queue_timeout_s=queue_timeout,
             max_body_bytes=max_body_mib << 20,
         )
         serve(config)

@@ -26,6 +26,7 @@ Seed = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 MaxTokens = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
 TopLogprobs = Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)]
+Priority = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=1 << 31)]
 StopTexts = Annotated[list[str], msgspec.Meta(max_length=MAX_STOPS)]
 StopIds = Annotated[list[TokenId], msgspec.Meta(max_length=256)]
 
@@ -49,6 +50,7 @@ class _Common(msgspec.Struct, frozen=True, kw_only=True):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
+    priority: Priority | None = None
 
 
 class CompletionBody(_Common, frozen=True, kw_only=True):
@@ -75,7 +77,8 @@ class GenerationRequest:
 
     One of ``text``, ``token_ids`` and ``messages`` is set. ``max_tokens`` None means as many as the context holds;
     ``max_tokens_field`` names the field that set it, empty where it is a default.
-    ``logprobs`` None asks for none, n for the n likeliest beside the chosen token.
+    ``logprobs`` None asks for none, n for the n likeliest beside the chosen token. Of two requests that wait, the one
+    of lower ``priority`` is the more urgent.
     """
 
     chat: bool
@@ -90,6 +93,7 @@ class GenerationRequest:
     include_usage: bool
     logprobs: int | None
     return_token_ids: bool
+    priority: int
 
     @property
     def prompt_field(self) -> str:
@@ -193,6 +197,7 @@ def _shared(body: _Common, logprobs: int | None) -> dict[str, Any]:
         "stream": bool(body.stream),
         "include_usage": bool(body.stream_options and body.stream_options.include_usage),
         "return_token_ids": bool(body.return_token_ids),
+        "priority": body.priority or 0,
         "sampling": Sampling(
             max_tokens=1,  # set once the prompt is tokenised and the room in the context is known
             temperature=1.0 if body.temperature is None else body.temperature,

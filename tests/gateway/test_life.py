@@ -373,8 +373,8 @@ async def test_nothing_can_be_generated_without_a_decode_node(stage: Open) -> No
     assert (await one.complete()).status_code == 503
 
 
-async def test_a_full_fleet_refuses_more_and_recovers(stage: Open) -> None:
-    one = await stage()
+async def test_a_full_fleet_refuses_more_where_nobody_may_wait_and_recovers(stage: Open) -> None:
+    one = await stage(queue=0)
     release = asyncio.Event()
 
     async def wait_then_answer(node: FakeNode, job: GenerateJob) -> None:

@@ -1,0 +1,114 @@
+"""The door: what a key and its tenant may use is looked at before a request costs anything."""
+
+from __future__ import annotations
+
+from gateway.admission_metrics import AdmissionMetrics
+from gateway.errors import ApiError
+from gateway.keys import Principal
+from gateway.tenants import Tenants
+from scheduler.admission.limits import NO_LIMITS, Limit, Limits, Refusal, Usage
+from scheduler.admission.work import ExpectedOutputs
+
+MOST_HOLDERS = 4096
+_WORDS = {
+    Limit.REQUESTS: "requests a minute",
+    Limit.TOKENS: "tokens a minute, answers included",
+    Limit.CONCURRENCY: "requests at once",
+}
+
+
+class Admission:
+    """Limits of keys and tenants. One of these serves all requests of a gateway."""
+
+    def __init__(self, tenants: Tenants, metrics: AdmissionMetrics) -> None:
+        self._tenants = tenants
+        self._metrics = metrics
+        self._usages: dict[tuple[str, str], Usage] = {}
+        self.outputs = ExpectedOutputs()
+
+    def begin(self, principal: Principal, now: float) -> Pass:
+        """Let a request in; its pass must be ended. Raises ApiError 429 naming the limit."""
+        terms = self._tenants.of(principal.account)
+        holders = [("key", principal.key_id, principal.limits.rates), ("tenant", principal.account, terms.rates)]
+        usages = [
+            (kind, usage)
+            for kind, name, limits in holders
+            if (usage := self._usage(kind, name, limits, now)) is not None
+        ]
+        for kind, usage in usages:
+            self._check(kind, usage.refusal(now))
+        for _, usage in usages:
+            usage.begin(now)
+        return Pass(self, principal.account, terms.weight, usages)
+
+    def check_tokens(self, usages: list[tuple[str, Usage]], tokens: int, now: float) -> None:
+        """Raise ApiError 429 where one of the holders may not use so many now."""
+        for kind, usage in usages:
+            self._check(kind, usage.token_refusal(tokens, now))
+
+    def _check(self, kind: str, refusal: Refusal | None) -> None:
+        if refusal is None:
+            return
+        self._metrics.refused.labels(refusal.limit.value).inc()
+        raise ApiError(
+            429,
+            f"this {kind} may use {refusal.value} {_WORDS[refusal.limit]} ({refusal.limit.value}) and does; try again "
+            f"in {refusal.retry_after_s:.1f} s, or have the limit raised",
+            code="rate_limit_exceeded",
+            retry_after_s=refusal.retry_after_s,
+        )
+
+    def _usage(self, kind: str, name: str, limits: Limits, now: float) -> Usage | None:
+        """What a holder uses; None where nothing limits it and nothing did while it used something."""
+        found = self._usages.get((kind, name))
+        if found is None:
+            if limits == NO_LIMITS:
+                return None
+            found = self._usages[kind, name] = Usage(limits, now)
+            if len(self._usages) > MOST_HOLDERS:
+                self._usages = {who: usage for who, usage in self._usages.items() if not usage.unused(now)}
+                self._usages[kind, name] = found
+        found.follow(limits, now)
+        return found
+
+
+class Pass:
+    """One request that was let in: its place among what its key and tenant use, until ``end``."""
+
+    def __init__(self, admission: Admission, account: str, weight: float, usages: list[tuple[str, Usage]]) -> None:
+        self.account = account
+        self.weight = weight
+        self._admission = admission
+        self._usages = usages
+        self._reserved = 0
+        self._prompt = 0
+        self._ended = False
+
+    def reserve(self, prompt_tokens: int, most_output: int, bounded: bool, now: float) -> int:
+        """Take the tokens that it will need; returns the output expected. Raises ApiError 429.
+
+        An answer that the client ``bounded`` counts whole until its length is known.
+        """
+        expected = self._admission.outputs.expect(self.account, most_output)
+        tokens = prompt_tokens + (most_output if bounded else expected)
+        self._admission.check_tokens(self._usages, tokens, now)
+        for _, usage in self._usages:
+            usage.spend(tokens, now)
+        self._reserved, self._prompt = tokens, prompt_tokens
+        return expected
+
+    def end(self, spoken: int | None, whole: bool, now: float) -> None:
+        """It is over after that many tokens of its answer, None where none came. Idempotent.
+
+        ``whole``: that was all of the answer, so others of this account may turn out as long.
+        """
+        if self._ended:
+            return
+        self._ended = True
+        if whole and spoken is not None:
+            self._admission.outputs.saw(self.account, spoken)
+        used = 0 if spoken is None else self._prompt + spoken
+        for _, usage in self._usages:
+            if self._reserved:
+                usage.spend(used - self._reserved, now)
+            usage.end()

@@ -1,0 +1,63 @@
+"""What operators say of tenants: the weight of their work, and what all their keys together may use."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from gateway.keys import LOOK_EVERY_S
+from gateway.state import State
+from gateway.terms import TenantTerms, check_name
+
+NO_TERMS = TenantTerms()
+
+
+class Tenants:
+    """Terms by tenant, kept in the state and cached; another process's changes are noticed within a second."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._seen = -1
+        self._looked_at = float("-inf")
+        self._terms: dict[str, TenantTerms] = {}
+        self._refresh()
+
+    def of(self, name: str) -> TenantTerms:
+        """The terms of a tenant; of one that nobody spoke of, weight 1 and no limits."""
+        self._refresh()
+        return self._terms.get(name, NO_TERMS)
+
+    def all(self) -> dict[str, TenantTerms]:
+        """Those that were set, by name."""
+        self._refresh()
+        return dict(sorted(self._terms.items()))
+
+    def set(self, name: str, terms: TenantTerms) -> None:
+        """Say anew what holds for a tenant. Raises ApiError 400."""
+        check_name("tenant", name)
+        terms.check()
+        kept = msgspec.json.encode(terms, order="deterministic").decode()
+        self._state.execute("INSERT OR REPLACE INTO tenants (name, terms) VALUES (?, ?)", (name, kept))
+        self._load()
+
+    def remove(self, name: str) -> bool:
+        """Forget what was said; False where there was nothing."""
+        found = self._state.execute("DELETE FROM tenants WHERE name = ? RETURNING name", (name,))
+        self._load()
+        return bool(found)
+
+    def _refresh(self) -> None:
+        now = time.monotonic()
+        if now < self._looked_at + LOOK_EVERY_S:
+            return
+        self._looked_at = now
+        version = self._state.outside_changes()
+        if version != self._seen:
+            self._seen = version
+            self._load()
+
+    def _load(self) -> None:
+        with self._state.reading("tenants"):
+            rows = self._state.execute("SELECT name, terms FROM tenants")
+            self._terms = {name: msgspec.json.decode(kept, type=TenantTerms) for name, kept in rows}

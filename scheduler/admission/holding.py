@@ -1,0 +1,54 @@
+"""What must wait although a node has a slot free: long prompts where enough of them wait, so that short ones get in.
+
+Prefill nodes run the job of the least rank first and change over between chunks, so a short prompt passes long ones
+there; but every job that waits has a slot there and on its decode node.
+"""
+
+from __future__ import annotations
+
+from scheduler.decision import Decision, Option, Reason
+from scheduler.facts import PrefillNodeFacts, RouteHint
+from scheduler.predict import compute_s, wait_s
+
+HOLD_S = 30.0
+"""Prefill that may lie on a node before long prompts wait elsewhere: still enough that a decision sees who is busy."""
+SHORT_S = 1.0
+"""What takes less is never held."""
+
+
+def waits_for_room(decision: Decision) -> bool:
+    """Whether nothing but a free slot is wanting, so that waiting helps."""
+    if decision.reason is Reason.OVERLOADED:
+        return True
+    if decision.reason is not Reason.HINTED_CLUSTER_UNAVAILABLE:
+        return False
+    request = decision.facts.request
+    return any(
+        cluster.reachable and cluster.nodes and not any(node.free_slots > 0 for node in cluster.nodes)
+        for cluster in decision.facts.clusters
+        if not cluster.local and (request.hint is RouteHint.REMOTE or cluster.name == request.hint_cluster)
+    )
+
+
+def held_back(decision: Decision) -> bool:
+    """Whether its prefill node has enough to do, and the prompt is long. What was never measured is not held."""
+    node = _node(decision)
+    if decision.chosen is None or node is None:
+        return False
+    waits = wait_s(node)
+    return waits is not None and waits > HOLD_S and _long(decision.chosen, node)
+
+
+def _long(chosen: Option, node: PrefillNodeFacts) -> bool:
+    takes = compute_s(chosen.cached_tokens, chosen.cached_tokens + chosen.compute_increment, node.prefill)
+    return takes is not None and takes > SHORT_S
+
+
+def _node(decision: Decision) -> PrefillNodeFacts | None:
+    chosen = decision.chosen
+    if chosen is None or chosen.prefill_node is None:
+        return None
+    for cluster in decision.facts.clusters:
+        if cluster.name == chosen.cluster:
+            return next((node for node in cluster.nodes if node.node_id == chosen.prefill_node), None)
+    return None
