@@ -111,6 +111,7 @@ def _observed(record: dict[str, Any], extra_s: float) -> Observed:
         codec_s=option.codec_s,
         bytes_per_s=cluster.link.bytes_per_s,
         rtt_s=cluster.link.rtt_s,
+        exposed_s=float(attempt.get("exposed_s") or 0.0),
         quiet=decode.running == 0 and (node is None or node.queued_tokens == 0),
         output=output,
         spoken_s=(output - 1) / rate if rate else 0.0,

@@ -35,8 +35,8 @@ class Observed:
 
     It was prefilled at ``site``, ``in_place`` on the decode node or on a node for it, where ``cached`` of [0, ``stop``)
     were not computed; ``prefill_s`` is None where nobody said. [``start``, ``stop``) was sent. ``quiet``: nothing
-    waited or ran on either node. ``first_at`` and ``spoken_s`` say when its ``output`` tokens came; the link did
-    ``bytes_per_s``, None if unmeasured.
+    waited or ran on either node. ``first_at`` and ``spoken_s`` say when its ``output`` tokens came. The link was said
+    to do ``bytes_per_s``, None if unmeasured; the cache was there ``exposed_s`` after all of it was computed.
     """
 
     at: float
@@ -54,6 +54,7 @@ class Observed:
     codec_s: float
     bytes_per_s: float | None
     rtt_s: float | None
+    exposed_s: float
     quiet: bool
     output: int
     spoken_s: float
@@ -113,9 +114,10 @@ def fit_site(
     if not nodes:
         points = [(one.cached, one.stop, max(1e-4, one.ttft_s - first_step_s)) for one in in_place if one.quiet]
     curve, error = fit_curve(field, points)
-    rates = [one.bytes_per_s for one in through if one.bytes_per_s]
+    learnt = [one.bytes_per_s for one in through if one.bytes_per_s]
+    shown = [_shown(one, sizes, chunk_tokens) for one in through if one.exposed_s > 0]
     trips = [one.rtt_s for one in through if one.rtt_s is not None]
-    bytes_per_s = median(rates) if rates else UNSEEN_BYTES_PER_S
+    bytes_per_s = max(median(learnt or [UNSEEN_BYTES_PER_S]), median(shown or [0.0]))
     rtt_s = median(trips) if trips else 0.0
     codec = Counter(one.codec for one in through).most_common(1)[0][0] if through else ""
     ratios = [one.wire_bytes / one.raw_bytes for one in through if one.codec == codec and one.raw_bytes > 0]
@@ -142,6 +144,16 @@ def fit_site(
     )
 
 
+def _shown(one: Observed, sizes: SizeFacts, chunk_tokens: int) -> float:
+    """Bytes per second that a link did at least: the last chunk's have come ``exposed_s`` after they were computed."""
+    raw = transfer_bytes(sizes, one.start, one.stop)
+    _, nbytes = last_chunk(sizes, min(one.start, one.stop), one.stop, chunk_tokens)
+    last_wire = one.wire_bytes * nbytes / raw if raw else 0.0
+    computing = one.prefill_s or 0.0
+    # some of them may have come while the rest was computed
+    return last_wire / (one.exposed_s + computing * min(1.0, chunk_tokens / max(1, one.stop - one.cached)))
+
+
 def _explained_s(
     one: Observed, curve: PrefillCurve, sizes: SizeFacts, chunk_tokens: int, bytes_per_s: float, rtt_s: float
 ) -> float:
@@ -161,6 +173,17 @@ def _line(points: Sequence[tuple[int, float]]) -> Handling:
     slopes = [(b - a) / (more - less) for (less, a), (more, b) in combinations(sorted(points), 2) if more > less]
     slope = max(0.0, median(slopes)) if slopes else 0.0
     return Handling(max(0.0, median([seconds - slope * tokens for tokens, seconds in points])), slope)
+
+
+def _rising(values: FloatArray) -> FloatArray:
+    """The nearest that never falls: neighbours in the wrong order are replaced by their mean."""
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        pools.append((float(value), 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (low, n), (high, m) = pools.pop(), pools.pop()
+            pools.append(((low * n + high * m) / (n + m), n + m))
+    return np.array([mean for mean, count in pools for _ in range(count)])
 
 
 def step_times(seen: Sequence[Observed]) -> list[tuple[float, float]]:
@@ -193,7 +216,7 @@ def steps(times: Sequence[tuple[float, float]], batch: int) -> tuple[float, ...]
     if not times:
         raise ValueError("step_s: no answer of at least 4 tokens was seen; ask for some")
     streams, seconds = np.array(times, dtype=np.float64).T
-    seconds = np.maximum.accumulate(seconds)
+    seconds = _rising(seconds)
     slope = (seconds[-1] - seconds[0]) / (streams[-1] - streams[0]) if len(times) > 1 else 0.0
     at = np.arange(batch + 1, dtype=np.float64)
     found = np.interp(at, streams, seconds) + slope * np.maximum(0.0, at - streams[-1])

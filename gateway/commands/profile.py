@@ -18,7 +18,7 @@ from scheduler.measured import MAX_BATCH, Measured, Site, Source
 LEAST_PROMPT = 64
 SPREAD = 4
 DEFAULT_LONGEST = 4096
-STREAMS = (1, 2, 4, 8)
+STREAMS = (1, 1, 1, 2, 2, 4, 8)
 TOKENS = 24
 
 

@@ -28,6 +28,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from math import inf, isnan
 from pathlib import Path
 from typing import Any
 
@@ -129,9 +130,15 @@ def simulated(measured: Measured, requests: list[Request], threshold: int) -> li
     computed = {span.request: span.end_s - span.begin_s for span in spans.kept if span.name == "prefill"}
     records = run.records
     return [
-        Answer(records.first_at[n] - each.at, computed.get(n, 0.0), bool(records.remote[n]), records.cached_tokens[n])
+        Answer(
+            _ttft(records.first_at[n], each), computed.get(n, 0.0), bool(records.remote[n]), records.cached_tokens[n]
+        )
         for n, each in enumerate(requests)
     ]
+
+
+def _ttft(first_at: float, request: Request) -> float:
+    return inf if isnan(first_at) else first_at - request.at
 
 
 def ask(stack: RunningStack, request: Request) -> tuple[float, str]:

@@ -46,6 +46,7 @@ def observed(at: float, tokens: int, **changes: Any) -> Observed:
         "codec_s": 0.0,
         "bytes_per_s": 1e9,
         "rtt_s": RTT_S,
+        "exposed_s": 0.001,
         "quiet": True,
         "output": 1,
         "spoken_s": 0.0,

@@ -56,6 +56,12 @@ def test_the_time_on_a_slow_link_is_not_taken_for_handling() -> None:
     assert fitted(seen).handling.fixed_s < HANDLING_S + 0.1
 
 
+def test_a_link_does_what_it_was_seen_to_do_whatever_was_believed_of_it() -> None:
+    seen = [observed(0.0, tokens, bytes_per_s=2000.0) for tokens in LENGTHS]
+    assert 1e5 < fitted(seen).bytes_per_s < 1e9
+    assert fitted(seen).handling.fixed_s == pytest.approx(HANDLING_S, abs=0.1)
+
+
 def test_what_is_prefilled_in_place_counts_up_to_its_first_step() -> None:
     seen = [observed(0.0, t, in_place=True, prefill_s=None, ttft_s=CURVE.seconds(0, t) + STEP_S) for t in LENGTHS]
     found = fitted(seen, nodes=0)
@@ -97,7 +103,8 @@ def test_a_few_tokens_say_nothing_of_a_step() -> None:
 
 def test_steps_lie_between_those_seen_and_never_fall() -> None:
     assert steps([(1.0, 0.1), (3.0, 0.2)], 4) == pytest.approx((0.1, 0.1, 0.15, 0.2, 0.25))
-    assert steps([(1.0, 0.2), (3.0, 0.1)], 3) == pytest.approx((0.2,) * 4)
+    assert steps([(1.0, 0.2), (3.0, 0.1)], 3) == pytest.approx((0.15,) * 4)
+    assert steps([(1.0, 0.1), (2.0, 0.3), (3.0, 0.2)], 3) == pytest.approx((0.1, 0.1, 0.25, 0.25))
 
 
 def test_a_curve_of_equal_lengths_with_prefixes_is_still_one() -> None:
