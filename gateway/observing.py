@@ -10,6 +10,7 @@ from gateway.traffic import TrafficMeter
 from kvcache.layout import KVLayout
 from kvcache.wire import Role
 from scheduler.controller.observation import Kind, LocalNode, Observation, Stage
+from scheduler.prefill_curve import plausible_rate
 from scheduler.profiles import KILO, DecodeProfile, KvSize, PrefillProfile
 from scheduler.throughput import PrefillCluster, PrefillNodes
 
@@ -100,7 +101,7 @@ def _profile(name: str, fixed_s: float, token_s: float, square_s: float) -> Pref
 
 def _decode(nodes: list[NodeSession]) -> DecodeProfile | None:
     said = [(node, node.heartbeat.decode_tokens_per_s) for node in nodes if node.heartbeat is not None]
-    rates = [(node.join.max_running or DEFAULT_BATCH, rate) for node, rate in said if 0 < rate < inf]
+    rates = [(node.join.max_running or DEFAULT_BATCH, rate) for node, rate in said if plausible_rate(rate)]
     if not rates:
         return None
     batch = round(sum(most for most, _ in rates) / len(rates))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from math import isfinite
-
 from kvcache.control import Delta, Finished, GenerateJob, PrefillDone, TransferDone
 
 FINISH_REASONS = ("stop", "length")
 MAX_TOKEN_ID = 1 << 31
 MAX_COUNT = 1 << 31
+MAX_SECONDS = 1e6
 SPARE_CHARS = 8192
 """Characters of a Delta beyond those of its tokens: what was held back while it could have become a stop string."""
 MAX_TOKEN_CHARS = 1024
@@ -16,14 +15,14 @@ MAX_TOKEN_CHARS = 1024
 
 def computed(done: PrefillDone, tokens: int) -> bool:
     """Whether a prefill of so many tokens can have gone like this."""
-    return 0 <= done.tokens <= tokens and isfinite(done.compute_s) and done.compute_s >= 0
+    return 0 <= done.tokens <= tokens and 0 <= done.compute_s <= MAX_SECONDS
 
 
 def transferred(done: TransferDone, most_bytes: int) -> bool:
     """Whether a transfer of at most so many raw bytes can have gone like this."""
     times = (done.transfer_s, done.exposed_s)
     sizes = 0 < done.raw_bytes <= most_bytes and 0 < done.wire_bytes <= 2 * most_bytes + SPARE_CHARS
-    return sizes and len(done.kv_digest) <= 64 and all(isfinite(seconds) and seconds >= 0 for seconds in times)
+    return sizes and len(done.kv_digest) <= 64 and all(0 <= seconds <= MAX_SECONDS for seconds in times)
 
 
 class AnswerCheck:

@@ -7,13 +7,14 @@ What real transfers showed fades, by half in ``HALF_LIFE_S``. What the node meas
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
 
 from kvcache.quality import Quality
 from scheduler.facts import CodecFacts
 
 HALF_LIFE_S = 300.0
 START_BYTES = float(1 << 20)
+MAX_BYTES_PER_S = 1e15
+"""No processor encodes or decodes more: what says otherwise is no measurement."""
 MOST_EXPANSION = 2.0
 """No codec makes more than this of what it encodes: what says otherwise is no measurement."""
 
@@ -29,8 +30,8 @@ class Work:
     @property
     def telling(self) -> bool:
         """Whether ratio and rate can be taken from it."""
-        whole = self.raw_bytes > 0 and self.seconds > 0 and isfinite(self.seconds)
-        return whole and 0 < self.wire_bytes <= MOST_EXPANSION * self.raw_bytes
+        rate = self.raw_bytes / self.seconds if self.seconds > 0 else 0.0
+        return 0 < rate <= MAX_BYTES_PER_S and 0 < self.wire_bytes <= MOST_EXPANSION * self.raw_bytes
 
     def times(self, factor: float) -> Work:
         """A share of it."""

@@ -9,7 +9,7 @@ they are, what the node claims is one more point, unless it contradicts what was
 from __future__ import annotations
 
 from itertools import combinations
-from math import inf, isfinite, log2
+from math import inf, log2
 
 import msgspec
 
@@ -28,6 +28,8 @@ CONTRADICTED = 0.01
 """A claim that makes the curve miss what was seen by more than 10 % is not believed."""
 TELLING_TOKENS = 256
 """A prefill of fewer tokens is mostly fixed cost; what it teaches counts in proportion."""
+MIN_TOKENS_PER_S, MAX_TOKENS_PER_S = 1e-3, 1e9
+"""No node is slower or quicker: what says otherwise is no measurement, and its squares would be no numbers."""
 
 
 _Point = tuple[float, float, float, float]
@@ -56,15 +58,15 @@ class PrefillTimes:
         self._stale = False
 
     def claim(self, tokens_per_s: float) -> None:
-        """What the node says of itself; 0 or less is not a claim."""
-        claimed = tokens_per_s if tokens_per_s > 0 and isfinite(tokens_per_s) else None
+        """What the node says of itself; 0, and whatever no node can do, is not a claim."""
+        claimed = tokens_per_s if plausible_rate(tokens_per_s) else None
         if claimed != self._claimed:
             self._claimed, self._stale = claimed, True
 
     def observe(self, start: int, stop: int, seconds: float) -> None:
-        """A finished prefill of tokens [start, stop). Events without tokens or time teach nothing."""
+        """A finished prefill of tokens [start, stop). Events without tokens, or in no possible time, teach nothing."""
         tokens = stop - start
-        if tokens <= 0 or start < 0 or not 0 < seconds < inf:
+        if tokens <= 0 or start < 0 or not (seconds > 0 and plausible_rate(tokens / seconds)):
             return
         self._seen += 1
         self._stale = True
@@ -115,6 +117,11 @@ class PrefillTimes:
             if _error(together, seen) <= _error(alone, seen) + CONTRADICTED * sum(point[3] for point in seen):
                 return together
         return alone
+
+
+def plausible_rate(tokens_per_s: float) -> bool:
+    """Whether a node could do this."""
+    return MIN_TOKENS_PER_S <= tokens_per_s <= MAX_TOKENS_PER_S
 
 
 def _through(points: list[_Point]) -> PrefillCurve:

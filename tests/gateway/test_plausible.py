@@ -12,6 +12,7 @@ from gateway import plausible
 from kvcache.control import Delta, Finished, GenerateJob, PrefillDone, PrefillJob, Sampling, TokenLogprob, TransferDone
 from kvcache.wire import Role
 from scheduler.prefill_curve import PrefillTimes
+from scheduler.replay import replay
 from tests.gateway.conftest import Open
 from tests.gateway.fakes import FakeNode, answer_well, finish, transfer_of
 
@@ -42,6 +43,7 @@ TRANSFERS: list[dict[str, Any]] = [
     {"transfer_s": NAN},
     {"exposed_s": INF},
     {"exposed_s": -1.0},
+    {"transfer_s": 1e308},
     {"kv_digest": bytes(1000)},
 ]
 
@@ -114,7 +116,14 @@ async def test_what_follows_the_end_of_an_answer_is_dropped(stage: Open) -> None
         assert (answer.status_code, answer.json()["choices"][0]["text"]) == (200, "t0 t1 t2 ")
 
 
-@pytest.mark.parametrize("change", [{"tokens": 1 << 40}, {"tokens": -1}, {"compute_s": NAN}, {"compute_s": -1.0}])
+PREFILLS: list[dict[str, Any]] = [
+    {"tokens": 1 << 40},
+    {"tokens": -1},
+    *({"compute_s": seconds} for seconds in (NAN, -1.0, 5e-324, 1e308)),
+]
+
+
+@pytest.mark.parametrize("change", PREFILLS, ids=str)
 async def test_a_prefill_that_cannot_be_teaches_nothing(stage: Open, change: dict[str, Any]) -> None:
     one = await stage()
 
@@ -164,3 +173,20 @@ def test_a_good_answer_passes() -> None:
     assert [wrong(item) for item in (Delta("g", "a", (5,), entry), Delta("g", "b", (5,), entry), GOOD_END)] == [
         None
     ] * 3
+
+
+@pytest.mark.parametrize("rate", [NAN, INF, -1.0, 5e-324, 1e308])
+async def test_speeds_that_no_node_has_disturb_nobody(stage: Open, rate: float) -> None:
+    one = await stage()
+    await one.pair()
+    node = await one.node("p-odd", Role.PREFILL)
+    await node.heartbeat(prefill_tokens_per_s=rate, decode_tokens_per_s=rate)
+    session = one.gateway.registry.node("p-odd")
+    assert session is not None
+    await one.until(lambda: session.heartbeat is not None and session.heartbeat.prefill_tokens_per_s != 1000.0)
+    answer = await one.complete(words=300)
+    assert answer.status_code == 200
+    for path in ("/v1/status", "/v1/nodes", "/metrics"):
+        assert (await one.client.get(path)).status_code == 200
+    record = await one.client.get(f"/v1/decisions/{answer.headers['x-request-id']}")
+    assert [way.same for way in replay(record.content)] == [True]

@@ -70,6 +70,7 @@ def test_what_was_seen_fades_until_the_start_measurement_is_what_is_left() -> No
         Work(MIB, MIB, float("nan")),
         Work(MIB, MIB, float("inf")),
         Work(MIB, MIB, 0.0),
+        Work(MIB, MIB, 5e-324),
     ],
 )
 def test_nonsense_teaches_nothing(nonsense: Work) -> None:

@@ -90,9 +90,11 @@ def test_a_node_that_becomes_slower_is_believed() -> None:
 
 def test_events_without_tokens_or_time_teach_nothing() -> None:
     times = PrefillTimes()
-    for start, stop, took in ((0, 0, 1.0), (10, 5, 1.0), (-5, 5, 1.0), (0, 10, 0.0), (0, 10, nan), (0, 10, inf)):
-        times.observe(start, stop, took)
-    for nonsense in (nan, inf, -1.0):
+    for start, stop in ((0, 0), (10, 5), (-5, 5)):
+        times.observe(start, stop, 1.0)
+    for took in (0.0, -1.0, nan, inf, 5e-324, 1e308):
+        times.observe(0, 10, took)
+    for nonsense in (nan, inf, -1.0, 5e-324, 1e308):
         times.claim(nonsense)
     assert times.curve is None
 
