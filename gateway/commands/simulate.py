@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
@@ -18,12 +18,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from gateway.commands.client import print_json, print_table
-from scheduler.case_study import LENGTHS, LINK_GBPS, OUTPUT_TOKENS
+from scheduler.case_study import BYTES_PER_S_PER_GBPS, LENGTHS, LINK_GBPS, OUTPUT_TOKENS
 from scheduler.lengths import LengthDistribution
 from scheduler.measured import Measured
 from scheduler.simulator.arrivals import Arrivals, synthetic
 from scheduler.simulator.figures import LEAST_REQUESTS, LEAST_STRATIFIED, Figures, figures
-from scheduler.simulator.fleet import Fleet
+from scheduler.simulator.fleet import Fleet, LinkChange
 from scheduler.simulator.from_profile import fleet_of, goals_of, values_of
 from scheduler.simulator.orders import Order, Ordering
 from scheduler.simulator.prefixes import StoreSpec
@@ -88,6 +88,10 @@ class Source:
 @click.option("--prefill", type=click.IntRange(0), help="Local prefill machines, instead of the best.")
 @click.option("--threshold", type=click.IntRange(0), help="Tokens, instead of the best.")
 @click.option("--link-gbps", type=click.FloatRange(0, min_open=True), default=LINK_GBPS, show_default=True)
+@click.option(
+    "--link-change", "link_changes", multiple=True, help="SECONDS=GBPS: what the remote links carry from then."
+)
+@click.option("--late-fallback", is_flag=True, help="Try a late remote way again at home, as the gateway does.")
 @click.option("--csv", "csv_file", type=click.File("w"), help="Write every request of the first seed.")
 @click.option("--timeline", "timeline_file", type=click.File("w"), help="Write the first seed for a trace viewer.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -95,7 +99,7 @@ def simulate_command(as_json: bool, csv_file: Any, timeline_file: Any, seed: int
     """Simulate a fleet under traffic: what it sustains, and how long requests wait."""
     try:
         source = _source(given)
-        made = _plan(given, source)
+        made = _with_changes(_plan(given, source), given["link_changes"])
         runs = []
         for number in range(seed, seed + seeds):
             spans = Spans() if timeline_file is not None and number == seed else None
@@ -143,6 +147,7 @@ def _plan(given: dict[str, Any], source: Source) -> Plan:
         given["roles"] == "fractional",
         given["conversion_s"],
         given["tpot_budget"],
+        given["late_fallback"],
     )
     if given["profile"] is not None:
         if choice.name not in MEASURED_POLICIES or source.trace is None:
@@ -156,6 +161,21 @@ def _plan(given: dict[str, Any], source: Source) -> Plan:
     remote, alone = hybrid(0, given["link_gbps"]), homogeneous(0)
     made = plan(choice, remote, alone, source.lengths, source.output_tokens, GOALS, values)
     return with_store(made, choice.name, _store(given, remote, source.trace))
+
+
+def _with_changes(made: Plan, changes: tuple[str, ...]) -> Plan:
+    """Links that change in mid-run. Raises ValueError for what does not read so."""
+    found = []
+    for change in changes:
+        at, _, gbps = change.partition("=")
+        try:
+            at_s, rate = float(at), float(gbps) * BYTES_PER_S_PER_GBPS
+        except ValueError:
+            raise ValueError(f"--link-change {change}: give SECONDS=GBPS, such as 600=0.05") from None
+        if at_s < 0 or rate < 0:
+            raise ValueError(f"--link-change {change}: neither may be negative")
+        found += [LinkChange(at_s, cluster.name, rate) for cluster in made.fleet.clusters]
+    return replace(made, settings=replace(made.settings, links=tuple(found)))
 
 
 def _store(given: dict[str, Any], fleet: Fleet, trace: Traffic | None) -> StoreSpec | None:

@@ -9,9 +9,10 @@ from scheduler.simulator.fleet import Fleet, Settings
 from scheduler.simulator.mishaps import Mishaps
 from scheduler.simulator.records import Records, Spans
 from scheduler.simulator.roles import RoleController, RoleKeeper
+from scheduler.simulator.seams import Policy
 from scheduler.simulator.telemetry import listen
 from scheduler.simulator.traffic import Traffic
-from scheduler.simulator.world import Policy, World
+from scheduler.simulator.world import World
 
 DRAIN_S = 600.0
 """How long after the last arrival a request may still be finished; what is not by then never was."""

@@ -19,9 +19,9 @@ from scheduler.simulator.orders import FIRST_COME, Ordering
 from scheduler.simulator.prefixes import StoreSpec
 from scheduler.simulator.presets import deployment_of
 from scheduler.simulator.roles import RoleController
+from scheduler.simulator.seams import Policy
 from scheduler.simulator.time_share import TimeShare
 from scheduler.simulator.traffic import Traffic
-from scheduler.simulator.world import Policy
 from scheduler.split_search import SplitSearch
 from scheduler.throughput import Reading
 from scheduler.values import PolicyValues

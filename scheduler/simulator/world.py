@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from math import isnan
-from typing import Protocol
 
-from scheduler.decision import Decision, Option
-from scheduler.facts import Facts, PrefillCurve
+from scheduler.decision import Option
+from scheduler.facts import PrefillCurve
 from scheduler.links import LinkState
 from scheduler.simulator.clock import Clock
 from scheduler.simulator.decode import DecodeNode
@@ -24,20 +23,9 @@ from scheduler.simulator.machine import Machine
 from scheduler.simulator.prefill import PrefillNode
 from scheduler.simulator.prefixes import PrefixStore
 from scheduler.simulator.records import Records, Spans
+from scheduler.simulator.seams import Policy, Roles, Watcher
 from scheduler.simulator.traffic import Traffic
 from scheduler.sizes import last_chunk, transfer_bytes
-
-
-class Policy(Protocol):
-    """What the world asks: ``scheduler.policy.RoutingPolicy``, or a baseline built on it."""
-
-    def decide(self, facts: Facts) -> Decision:
-        """Where a request goes."""
-        ...
-
-    def fall_back(self, facts: Facts) -> Decision:
-        """Where it goes after its first way failed."""
-        ...
 
 
 class Arrives:
@@ -69,26 +57,6 @@ class CacheArrives:
         if self.attempt == self.job.attempt:
             self.world.arriving.pop(self.job.index)
             self.world.decoders[self.job.decode_node].ready(self.job, now)
-
-
-class Watcher(Protocol):
-    """Who is told of every way that a request takes, to watch it."""
-
-    def dispatched(self, job: Job, option: Option, now: float) -> None:
-        """A request has been sent on its way."""
-        ...
-
-
-class Roles(Protocol):
-    """Who changes the roles of machines."""
-
-    def freed(self, name: str, now: float) -> None:
-        """Something ended on a machine."""
-        ...
-
-    def lost(self, name: str) -> None:
-        """A machine is gone."""
-        ...
 
 
 class World:

@@ -63,6 +63,11 @@ def test_a_trace_is_replayed_with_its_prefixes() -> None:
     assert shared["threshold_tokens"] < 19_000
 
 
+def test_a_link_that_is_cut_keeps_prompts_at_home() -> None:
+    rate = ("--rate", "0.4", "--requests", "400", "--link-gbps", "5", "--late-fallback")
+    assert simulate(*rate, "--link-change", "100=0")["offloaded_share"] < 0.3 * simulate(*rate)["offloaded_share"]
+
+
 def test_requests_and_timeline_are_written_to_files(tmp_path: Path) -> None:
     table, viewer = tmp_path / "requests.csv", tmp_path / "timeline.json"
     simulate("--rate", "2", "--requests", "50", "--csv", str(table), "--timeline", str(viewer))
@@ -76,6 +81,7 @@ def test_requests_and_timeline_are_written_to_files(tmp_path: Path) -> None:
     [
         ((), "--rate is missing"),
         (("--rate", "1", "--prefill", "8"), "decode"),
+        (("--rate", "1", "--link-change", "soon"), "SECONDS=GBPS"),
         (("--rate", "1", "--profile", __file__), "--trace"),
         (("--trace", str(SAMPLES / "azure.csv"), "--format", "burstgpt"), "Timestamp"),
     ],

@@ -13,7 +13,7 @@ from scheduler.simulator.baselines import Static
 from scheduler.simulator.fleet import LinkChange, Settings
 from scheduler.simulator.presets import REMOTE, hybrid
 from scheduler.simulator.run import simulate
-from scheduler.simulator.world import Policy
+from scheduler.simulator.seams import Policy
 from tests.scheduler.simulator.fleets import RAW
 
 PHASE_S = 900.0
