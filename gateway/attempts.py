@@ -7,8 +7,9 @@ import re
 import secrets
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import structs
 
@@ -62,6 +63,27 @@ class PrefillLeg:
     chunk_tokens: int
 
 
+class Preparation(Protocol):
+    """What an attempt does before its legs are sent; it may fail without harm."""
+
+    def start(self, then: Callable[[], None]) -> None:
+        """Begin; ``then`` is called once, when it is over, unless it is closed before."""
+
+    def close(self) -> None:
+        """End it unheard. Idempotent."""
+
+    @property
+    def outcome(self) -> str:
+        """One word for how it went; ``moved`` where all went well."""
+
+    @property
+    def wire_bytes(self) -> int:
+        """What it has sent."""
+
+    def record(self) -> dict[str, Any]:
+        """What a decision record keeps of it."""
+
+
 class Attempt:
     """Owns the jobs of one try on its two nodes; the caller reads ``next`` and must ``close`` it."""
 
@@ -74,7 +96,9 @@ class Attempt:
         decode: NodeSession,
         job: GenerateJob,
         quality: Quality,
+        before: Preparation | None = None,
     ) -> None:
+        self.before = before
         self.number = number
         self.option = option
         self.transfer = transfer
@@ -100,7 +124,7 @@ class Attempt:
         self._figures: dict[str, Any] = {}
 
     def dispatch(self) -> None:
-        """Send both legs. A node that is lost by now shows as the attempt's failure."""
+        """Send both legs, after what comes before them. A node that is lost by then shows as the attempt's failure."""
         self.decode.jobs[self._job.generation] = self
         if self.leg is not None:
             self.decode.awaited[self.transfer.hex()] = self
@@ -108,6 +132,12 @@ class Attempt:
             self.leg.node.prefilling[self.transfer.hex()] = Prefilling(self.option.cached_tokens, self.leg.stop)
             self._queued_bytes = self.option.wire_bytes
             self.leg.link.started(self._queued_bytes)
+        if self.before is None:
+            self._send()
+        else:
+            self.before.start(self._send)
+
+    def _send(self) -> None:
         try:
             if self.leg is not None:
                 self.leg.node.send(self.leg.job)
@@ -132,6 +162,8 @@ class Attempt:
             return
         self._closed = True
         self._outcome = (outcome, failure)
+        if self.before is not None:
+            self.before.close()
         now = asyncio.get_running_loop().time()
         if self._finished:
             self.decode.jobs.pop(self._job.generation, None)
@@ -148,8 +180,8 @@ class Attempt:
 
     def on_message(self, node: NodeSession, message: FromNode) -> None:
         """A message of one of the two jobs; one that the sender has no business to send ends the attempt."""
-        if self._transferred and self._is_prefill(node) and not isinstance(message, PrefillDone):
-            return  # its part is committed; nothing that it says can matter any more
+        if self._transferred and self._is_prefill(node) and not isinstance(message, PrefillStarted | PrefillDone):
+            return  # its part is committed; nothing that it says can matter any more, but for what it had cached
         match message:
             case PrefillStarted() if self._is_prefill(node):
                 self._on_started(message)
@@ -198,6 +230,8 @@ class Attempt:
         if self.leg is not None:
             entry["range"] = [self.leg.start, self.leg.stop]
             entry["chunk_tokens"] = self.leg.chunk_tokens
+        if self.before is not None:
+            entry["move"] = self.before.record()
         return entry | self._figures
 
     def _is_prefill(self, node: NodeSession) -> bool:
@@ -209,15 +243,22 @@ class Attempt:
     def _on_started(self, started: PrefillStarted) -> None:
         assert self.leg is not None
         self._figures["prefill_started_after_s"] = time.time() - self._dispatched_at
-        self._cached_tokens = min(max(0, started.cached_tokens), self.leg.stop)
-        self._figures["cached_tokens"] = self._cached_tokens
+        self._on_cached(started.cached_tokens)
+        if self._transferred and not self._computed and self.transfer.hex() not in self.leg.node.jobs:
+            self.leg.node.linger(self.transfer.hex(), self)  # this came late; its PrefillDone is still to come
         work = self.leg.node.prefilling.get(self.transfer.hex())
         if work is not None:
             work.start, work.began = self._cached_tokens, asyncio.get_running_loop().time()
 
+    def _on_cached(self, tokens: int) -> None:
+        """What a prefill node had of the prompt. Its word may come after that of the decode node, which is nearer."""
+        assert self.leg is not None
+        self._cached_tokens = self._figures["cached_tokens"] = min(max(0, tokens), self.leg.stop)
+
     def _on_computed(self, node: NodeSession, done: PrefillDone) -> None:
         assert self.leg is not None
         if "prefill_s" not in self._figures and plausible.computed(done, self.leg.stop):
+            self._on_cached(done.cached_tokens)
             self._figures["prefill_s"] = done.compute_s
             node.speed.observe(self.leg.stop - done.tokens, self.leg.stop, done.compute_s)
         self._computing_ended()

@@ -1,4 +1,4 @@
-"""From a decision to an attempt: who dials whom, the signed ticket, and the two jobs."""
+"""From a decision to an attempt: who dials whom, the signed tickets, and the jobs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from dataclasses import dataclass
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gateway.attempts import Attempt, PrefillLeg, new_transfer
+from gateway.moving import CODEC, MoveOrders, PrefixMove, patience_s
 from gateway.registry import Registry
 from gateway.sessions import NodeSession
-from kvcache.control import GenerateJob, KvPeer, KvSource, PrefillJob, Sampling
+from kvcache.control import GenerateJob, KvPeer, KvSource, PrefillJob, Sampling, SharePrefix, TakePrefix
+from kvcache.quality import Quality
 from kvcache.ticket import Ticket, sign_ticket
-from scheduler.decision import Option
+from scheduler.decision import Move, Option
 from scheduler.facts import RequestFacts
+
+MOVE_TICKET_S = 5.0
+"""How much longer than an attempt waits for a prefix its ticket lasts: the nodes' clocks may differ from this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +75,12 @@ class AttemptBuilder:
             salt=prompted.facts.tenant,
             lora=prompted.facts.lora,
             quality=prompted.facts.quality,
+            priority=priority,
         )
-        return Attempt(number, option, transfer, leg, decode, job, prompted.facts.quality)
+        before = None
+        if prefill is not None and option.move is not None:
+            before = self._move(prompted, option.move, number, prefill, now, deadline)
+        return Attempt(number, option, transfer, leg, decode, job, prompted.facts.quality, before)
 
     def _leg(
         self,
@@ -87,37 +96,75 @@ class AttemptBuilder:
     ) -> tuple[PrefillLeg, KvSource]:
         stop = len(prompted.token_ids) - 1
         chunk = prefill.join.model.chunk_tokens
-        ticket = sign_ticket(
+        ticket = self._ticket(
+            prompted, number, transfer, prefill, decode, (option.start, stop), option.transfer_bytes, now, deadline
+        )
+        dial = _dial(prefill, decode)
+        facts = prompted.facts
+        job = PrefillJob(ticket, prompted.token_ids, option.codec, priority, dial, salt=facts.tenant, lora=facts.lora)
+        link = self._registry.link(prefill.join.cluster)
+        leg = PrefillLeg(prefill, job, link, option.start, stop, chunk)
+        return leg, _source(ticket, prefill, facts.quality)
+
+    def _move(
+        self, prompted: Prompted, move: Move, number: int, target: NodeSession, now: float, deadline: float
+    ) -> PrefixMove:
+        source, transfer, facts = self._node(move.source_node), new_transfer(), prompted.facts
+        deadline = min(deadline, now + patience_s(move) + MOVE_TICKET_S)
+        covered = (move.start, move.stop)
+        ticket = self._ticket(prompted, number, transfer, source, target, covered, move.nbytes, now, deadline)
+        tokens = prompted.token_ids[: move.stop]
+        share = SharePrefix(ticket, tokens, CODEC, _dial(source, target), facts.tenant, facts.lora)
+        take = TakePrefix(_source(ticket, source, facts.quality), tokens, facts.tenant, facts.lora)
+        local = move.source_cluster == self._registry.local_cluster
+        link = self._registry.outward(target.join.cluster) if local else self._registry.link(move.source_cluster)
+        return PrefixMove(MoveOrders(transfer, source, target, share, take, link), move)
+
+    def _ticket(
+        self,
+        prompted: Prompted,
+        number: int,
+        transfer: bytes,
+        source: NodeSession,
+        target: NodeSession,
+        covered: tuple[int, int],
+        byte_cap: int,
+        now: float,
+        deadline: float,
+    ) -> bytes:
+        return sign_ticket(
             Ticket(
                 transfer=transfer,
                 request_id=prompted.facts.request_id,
                 attempt=number,
-                prefill_node=prefill.node_id,
-                prefill_incarnation=prefill.incarnation,
-                decode_key=decode.join.public_key,
+                prefill_node=source.node_id,
+                prefill_incarnation=source.incarnation,
+                decode_key=target.join.public_key,
                 fingerprint=self._fingerprint,
-                start=option.start,
-                stop=stop,
-                chunk_tokens=chunk,
-                byte_cap=option.transfer_bytes,
+                start=covered[0],
+                stop=covered[1],
+                chunk_tokens=source.join.model.chunk_tokens,
+                byte_cap=byte_cap,
                 issued=now,
                 deadline=deadline,
             ),
             self._ticket_key,
         )
-        accepts, answers = prefill.join.kv_address, decode.join.kv_address
-        assert accepts is not None or answers is not None, "two dialers were refused at their join"
-        dial = None
-        if accepts is None and answers is not None:
-            dial = KvPeer(decode.node_id, decode.incarnation, decode.join.public_key, answers)
-        facts = prompted.facts
-        job = PrefillJob(ticket, prompted.token_ids, option.codec, priority, dial, salt=facts.tenant, lora=facts.lora)
-        link = self._registry.link(prefill.join.cluster)
-        leg = PrefillLeg(prefill, job, link, option.start, stop, chunk)
-        quality = prompted.facts.quality
-        return leg, KvSource(ticket, prefill.node_id, prefill.incarnation, prefill.join.public_key, accepts, quality)
 
     def _node(self, node_id: str) -> NodeSession:
         node = self._registry.node(node_id)
         assert node is not None, "a decision names nodes that its facts held, and no await lies between"
         return node
+
+
+def _dial(source: NodeSession, target: NodeSession) -> KvPeer | None:
+    """Whom the sending node must dial; None where it is dialled."""
+    accepts, answers = source.join.kv_address, target.join.kv_address
+    if accepts is not None:
+        return None
+    assert answers is not None, "two that only dial were refused at their join, or are not asked for a move"
+    return KvPeer(target.node_id, target.incarnation, target.join.public_key, answers)
+
+
+def _source(ticket: bytes, node: NodeSession, quality: Quality) -> KvSource:
+    return KvSource(ticket, node.node_id, node.incarnation, node.join.public_key, node.join.kv_address, quality)

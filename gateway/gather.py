@@ -36,7 +36,8 @@ def gather(
     accepting = [node for node in nodes if node.accepting and node.node_id not in without]
     chosen = candidates(accepting, _running, most, request.session_nodes)
     decoders = tuple(_decoder(node, now, held.get(node.node_id, NOTHING_HELD)) for node in chosen)
-    return Facts(request, clusters, decoders, threshold_tokens, time.gmtime().tm_hour)
+    can_move = all(any(node.moves for c in clusters if c.local is home for node in c.nodes) for home in (True, False))
+    return Facts(request, clusters, decoders, threshold_tokens, time.gmtime().tm_hour, can_move)
 
 
 def _cluster(
@@ -51,8 +52,13 @@ def _cluster(
     nodes = registry.nodes(cluster.name, Role.PREFILL)
     accepting = [node for node in nodes if node.accepting and node.node_id not in without]
     chosen = candidates(accepting, _by_tokens, most, request.session_nodes)
-    link = registry.link(cluster.name)
+    link, outward = registry.link(cluster.name), None
     link.wanted(now)
+    if not cluster.local:
+        way = registry.outward(cluster.name)
+        if held:
+            way.wanted(now)
+        outward = way.facts(now)
     return ClusterFacts(
         cluster.name,
         cluster.local,
@@ -63,6 +69,7 @@ def _cluster(
         cluster.terms.trusted,
         cluster.terms.prices,
         registry.accuracy(cluster.name).value(now),
+        outward,
     )
 
 
@@ -71,6 +78,7 @@ def _running(node: NodeSession) -> int:
 
 
 def _prefiller(registry: Registry, node: NodeSession, now: float, held: Held) -> PrefillNodeFacts:
+    """What it holds is moved, and left out of what is moved there, only where it says so itself."""
     return PrefillNodeFacts(
         node.node_id,
         node.queued_tokens,
@@ -83,6 +91,8 @@ def _prefiller(registry: Registry, node: NodeSession, now: float, held: Held) ->
         encoders=max(1, node.join.encoders),
         queued_s=node.queued_s(now),
         dp_rank=held.dp_rank,
+        moves=node.join.moves and held.exact,
+        dialable=node.join.kv_address is not None,
     )
 
 

@@ -24,6 +24,7 @@ from gateway.gather import gather
 from gateway.kv_lookup import Held, PrefixLookup
 from gateway.metrics import Metrics
 from gateway.model import ServedModel
+from gateway.moving import MOVED, patience_s
 from gateway.registry import Registry
 from gateway.threshold import Threshold
 from gateway.traffic import TrafficMeter, uncached_at_home
@@ -42,9 +43,6 @@ from scheduler.replay import SCHEMA
 
 log = logging.getLogger(__name__)
 
-RANKS_PER_S = 1000
-LAST_RANK_S = 7 * 86400.0
-"""A fallback's rank on its node is behind that of all else."""
 LOOK_AGAIN_S = 1.0
 """How long what the prefix index said of a prompt is taken for true while the prompt waits."""
 PREFIX_GONE = "prefix_gone"
@@ -101,6 +99,7 @@ class RequestLife:
         self._turned_away: Decision | None = None
         self._yardstick: Yardstick | None = None
         self._charged_s: float | None = None
+        self._on_nodes: list[float] = []
         self._waited_s = 0.0
         self._spoken: int | None = None
         self._held: tuple[float, Mapping[str, Held]] = (float("-inf"), {})
@@ -182,8 +181,10 @@ class RequestLife:
             outcome = "finished"
         if self._attempts:
             self._attempts[-1].close(outcome)
+        self._count_moves()
         self._settle()
-        self._s.waiting.kick()
+        for work_s in self._on_nodes:
+            self._s.waiting.back(self._p.account, work_s)
         self._s.decisions.add(self._record(outcome))
 
     # ---- its turn
@@ -198,10 +199,9 @@ class RequestLife:
             self._s.meter.arrived(uncached_at_home(decision, self._p.facts.prompt_tokens))
         yardstick = self._yardstick = Yardstick(decision.facts)
         work_s, p = yardstick.expected_s(self._p.expected_output), self._p
-        order = rank(self._began, work_s, p.priority)
         hopeless = decision.chosen is None and not waits_for_room(decision)
         if hopeless or not (self._s.waiting.anybody_before(last) or _waits(decision)):
-            attempt = self._start(decision, order, last)
+            attempt = self._start(decision, work_s, last)
             self._s.waiting.passed(p.account, work_s, p.weight)
             self._charged_s = None
             return attempt
@@ -213,11 +213,12 @@ class RequestLife:
                 self._turned_away = found
                 return False
             self._turned_away = None
-            self._start(found, order, last)
+            self._start(found, work_s, last)
             return True
 
         away = yardstick.uncached_tokens > decision.facts.threshold_tokens
         needs = (_placed_like(p.facts), away, yardstick.prefill_s > SHORT_S)
+        order = rank(self._began, work_s, p.priority)
         entry = Waiting(p.account, work_s, len(p.token_ids), order, p.weight, needs, last)
         before = self._loop.time()
         try:
@@ -255,7 +256,7 @@ class RequestLife:
 
     # ---- one attempt
 
-    def _start(self, decision: Decision, order: float, last: bool) -> Attempt:
+    def _start(self, decision: Decision, work_s: float, last: bool) -> Attempt:
         """Send it by the way chosen. Raises ApiError where there is none, or it would be too late for its client."""
         if last:
             self._spend(decision)
@@ -271,8 +272,8 @@ class RequestLife:
         if decision.chosen is None:
             raise _refused(decision)
         number = len(self._attempts) + 1
-        wall = order - self._loop.time() + time.time() + (LAST_RANK_S if last else 0.0)
-        priority = round(wall * RANKS_PER_S)
+        priority = self._s.waiting.send(self._p.account, work_s, self._p.weight, last)
+        self._on_nodes.append(work_s)
         attempt = self._s.builder.build(self._p, decision.chosen, number, priority, self.deadline - self._loop.time())
         self._attempts.append(attempt)
         log.info(
@@ -317,6 +318,8 @@ class RequestLife:
         """How far the prediction was off, which a fallback's is for reasons of its own."""
         decision, option = self._decisions[-1], attempt.option
         if option.cluster is None or option.predicted_ttft_s is None or decision.reason is Reason.FALLBACK:
+            return
+        if attempt.before is not None and attempt.before.outcome != MOVED:
             return
         applied = next(cluster.ttft_ratio for cluster in decision.facts.clusters if cluster.name == option.cluster)
         ratio = self._s.registry.accuracy(option.cluster)
@@ -366,6 +369,11 @@ class RequestLife:
         if not decision.remote or decision.chosen is None or decision.chosen.predicted_ttft_s is None:
             return None
         predicted = decision.chosen.predicted_ttft_s
+        if decision.chosen.move is not None:
+            unmoved = _without_move(decision, decision.chosen)
+            if unmoved is None:
+                return None
+            predicted = max(predicted, patience_s(decision.chosen.move) + unmoved)
         return max(2 * predicted, predicted + 2.0)
 
     def _facts(self, without: set[str] | tuple[()]) -> Facts:
@@ -404,6 +412,12 @@ class RequestLife:
         attempt.close("failed", failure)
         self._s.metrics.failed(failure.stage, failure.cause)
         log.warning("attempt failed id=%s attempt=%d %s", self._p.facts.request_id, attempt.number, failure)
+
+    def _count_moves(self) -> None:
+        for attempt in self._attempts:
+            if attempt.before is not None:
+                self._s.metrics.moves.labels(attempt.before.outcome).inc()
+                self._s.metrics.moved_bytes.inc(attempt.before.wire_bytes)
 
     def _count_transfer(self, attempt: Attempt) -> None:
         figures = attempt.record()
@@ -470,6 +484,13 @@ def _placed_like(facts: RequestFacts) -> tuple[object, ...]:
     """What two requests have in common that can be placed on the same nodes."""
     where = (facts.allowed_clusters, facts.barred_clusters, facts.regions, facts.trusted_only)
     return (facts.hint, facts.hint_cluster, facts.lora, *where)
+
+
+def _without_move(decision: Decision, chosen: Option) -> float | None:
+    """The predicted TTFT of the same way where its prefix does not come."""
+    return next(
+        (o.predicted_ttft_s for o in decision.options if o.prefill_node == chosen.prefill_node and o.move is None), None
+    )
 
 
 def _refused(decision: Decision) -> ApiError:

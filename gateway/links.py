@@ -8,36 +8,55 @@ from gateway.registry import Registry
 from gateway.sessions import NodeSession
 from kvcache.control import LinkReport, ProbeLink
 from kvcache.wire import Role
-from scheduler.links import PathReport
+from scheduler.links import LinkState, PathReport
 
 
 def heard(registry: Registry, session: NodeSession, now: float) -> None:
     """Take what a node's last heartbeat says of its KV peers; ask it for a probe where one is due.
 
-    A prefill node tells what it sends to the local decode nodes, a local node of its round trips to whoever sends.
+    A prefill node tells what it sends to the local nodes, a local node of its round trips to whoever sends, and of what
+    it sends to remote ones.
     """
+    local = session.join.cluster == registry.local_cluster
     if session.join.role is Role.PREFILL:
-        _learn_sending(registry, session, now)
-    if session.join.cluster == registry.local_cluster:
+        _learn_sending(registry, session, local, now)
+    if local:
         for report, peer in _peers(registry, session):
             registry.link(peer.join.cluster).observe_rtt(report.rtt_s)
+        _learn_outward(registry, session, now)
     elif session.join.role is Role.PREFILL and session.join.probes:
-        _probe(registry, session, now)
+        _probe(registry, session, registry.link(session.join.cluster), registry.local_cluster, now)
 
 
-def _learn_sending(registry: Registry, session: NodeSession, now: float) -> None:
-    paths = {p.node_id: path_report(report) for report, p in _peers(registry, session) if p.join.role is Role.DECODE}
+def _learn_sending(registry: Registry, session: NodeSession, local: bool, now: float) -> None:
+    """What goes to the local decode nodes and, from a remote cluster, the prefixes that go to local prefill nodes."""
+    paths = {
+        peer.node_id: path_report(report)
+        for report, peer in _peers(registry, session)
+        if peer.join.role is Role.DECODE or (not local and peer.join.cluster == registry.local_cluster)
+    }
     registry.link(session.join.cluster).reported(session.node_id, paths, now)
 
 
-def _probe(registry: Registry, session: NodeSession, now: float) -> None:
-    """One node of the cluster, the first that speaks, measures the way to one local node for all of them."""
-    link = registry.link(session.join.cluster)
+def _learn_outward(registry: Registry, session: NodeSession, now: float) -> None:
+    """What a local node sends to each remote cluster that it is connected with; any of them may measure the way."""
+    paths: dict[str, dict[str, PathReport]] = {}
+    for report, peer in _peers(registry, session):
+        if peer.join.cluster != registry.local_cluster:
+            paths.setdefault(peer.join.cluster, {})[peer.node_id] = path_report(report)
+    for cluster, found in paths.items():
+        registry.outward(cluster).reported(session.node_id, found, now)
+        if session.join.probes:
+            _probe(registry, session, registry.outward(cluster), cluster, now)
+
+
+def _probe(registry: Registry, session: NodeSession, link: LinkState, to: str, now: float) -> None:
+    """One node, the first that speaks, measures the way to one node of the cluster ``to`` for all of them."""
     nbytes = link.probe_due(now)
     if not nbytes:
         return
     for report, peer in _peers(registry, session):
-        if peer.join.role is Role.DECODE and report.connections:
+        if peer.join.cluster == to and report.connections:
             session.send(ProbeLink(peer.node_id, nbytes))
             link.probed(nbytes, now)
             return

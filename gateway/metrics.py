@@ -67,6 +67,8 @@ class Metrics:
         )
         self.fallbacks = Counter("prfaas_fallbacks", "Requests whose first attempt failed", ["outcome"], registry=own)
         self.in_place = Counter("prfaas_in_place_prefills", "Prompts prefilled on the decode node", registry=own)
+        self.moves = Counter("prfaas_prefix_moves", "Prefixes sent ahead to a prefill node", ["outcome"], registry=own)
+        self.moved_bytes = Counter("prfaas_prefix_move_bytes", "Bytes on the wire of moved prefixes", registry=own)
         self.kv_bytes = Counter("prfaas_pd_kv_transfer_bytes", "KV bytes committed", ["cluster", "form"], registry=own)
         self.kv_seconds = Histogram(
             "prfaas_pd_kv_transfer_seconds", "Whole transfers", ["cluster"], registry=own, buckets=_SECONDS

@@ -71,6 +71,7 @@ class Registry:
         self.local_cluster = local_cluster
         self._sessions: dict[str, NodeSession] = {}
         self._links: dict[str, LinkState] = {}
+        self._outward: dict[str, LinkState] = {}
         self._accuracies: dict[str, TtftRatio] = {}
         self._clusters = self._load()
 
@@ -136,6 +137,10 @@ class Registry:
     def link(self, cluster: str) -> LinkState:
         """What was learnt of the way from a cluster to here."""
         return self._links.setdefault(cluster, LinkState())
+
+    def outward(self, cluster: str) -> LinkState:
+        """What was learnt of the way from here to a remote cluster, which only moved prefixes take."""
+        return self._outward.setdefault(cluster, LinkState())
 
     def lease(self, session: NodeSession) -> float | None:
         """Bytes per second that this node may send KV at, 0 without a limit; None where its cluster never had one."""

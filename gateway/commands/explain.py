@@ -148,3 +148,20 @@ def _attempts(attempts: list[dict[str, Any]]) -> None:
         "exposed",
     )
     print_table(columns, rows, "no attempts were made")
+    moves = [
+        (
+            one["attempt"],
+            one["move"]["source_node"],
+            one["prefill_node"],
+            f"[{one['move']['range'][0]}, {one['move']['range'][1]})",
+            one["move"]["outcome"],
+            one["move"].get("cause"),
+            size(one["move"].get("wire_bytes")),
+            seconds(one["move"].get("seconds")),
+        )
+        for one in attempts
+        if one.get("move")
+    ]
+    if moves:
+        click.echo()
+        print_table(("attempt", "prefix from", "to", "tokens", "outcome", "cause", "on the wire", "waited"), moves, "")

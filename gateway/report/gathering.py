@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from math import isfinite
 
 import msgspec
@@ -45,10 +46,16 @@ class _Decision(msgspec.Struct, frozen=True, gc=False):
     facts: _Facts
 
 
+class _Move(msgspec.Struct, frozen=True, gc=False):
+    source_cluster: str
+    wire_bytes: int = 0
+
+
 class _Attempt(msgspec.Struct, frozen=True, gc=False):
     cluster: str | None = None
     prefill_s: float = 0.0
     wire_bytes: int = 0
+    move: _Move | None = None
 
 
 class _Usage(msgspec.Struct, frozen=True, gc=False):
@@ -88,11 +95,20 @@ class Kept(msgspec.Struct, frozen=True, gc=False):
             cached_tokens=None if usage is None else usage.cached_tokens,
             output_tokens=None if usage is None else usage.completion_tokens,
             shipments=tuple(
-                Shipment(one.cluster, one.prefill_s, one.wire_bytes)
+                shipment
                 for one in self.attempts
-                if one.cluster is not None and (one.prefill_s or one.wire_bytes)
+                for shipment in _shipments(one)
+                if shipment.prefill_s or shipment.wire_bytes
             ),
         )
+
+
+def _shipments(attempt: _Attempt) -> Iterator[Shipment]:
+    """What clusters did for it: one prefilled, and one may have sent a prefix there."""
+    if attempt.cluster is not None:
+        yield Shipment(attempt.cluster, attempt.prefill_s, attempt.wire_bytes)
+    if attempt.move is not None:
+        yield Shipment(attempt.move.source_cluster, 0.0, attempt.move.wire_bytes)
 
 
 class ReportSource:

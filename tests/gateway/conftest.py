@@ -153,3 +153,4 @@ async def stage(config: GatewayConfig, model: ServedModel, info: ModelInfo) -> A
             assert not session.prefilling
         for cluster in gateway.registry.clusters:
             assert gateway.registry.link(cluster.name).queued_bytes == 0
+            assert gateway.registry.outward(cluster.name).queued_bytes == 0

@@ -37,6 +37,8 @@ from kvcache.control import (
     Refused,
     ReplayKvEvents,
     RoleChanged,
+    SharePrefix,
+    TakePrefix,
     TokenLogprob,
     TransferDone,
     Welcome,
@@ -67,12 +69,15 @@ class FakeNode:
         max_queue: int = 8,
         on_prefill: Script | None = None,
         on_generate: Script | None = None,
+        on_share: Script | None = None,
+        on_take: Script | None = None,
         speed: float = 1000.0,
         codecs: tuple[CodecWork, ...] = CODECS,
         kv_events: bool = False,
         probes: bool = False,
         converts: bool = True,
         topology: bytes = b"",
+        moves: bool = False,
     ) -> None:
         self.url = url.replace("http", "ws", 1) + "/v1/nodes/stream"
         self.key = Ed25519PrivateKey.generate()
@@ -92,10 +97,13 @@ class FakeNode:
             converts=converts,
             max_running=8,
             topology=topology,
+            moves=moves,
         )
         self.token = token
         self.on_prefill = on_prefill or prefill_well
         self.on_generate = on_generate or answer_well
+        self.on_share = on_share or share_well
+        self.on_take = on_take or take_well
         self.speed = speed
         self.links: tuple[LinkReport, ...] = ()
         self.codec = "lossless"
@@ -187,6 +195,20 @@ class FakeNode:
                     ticket = self._check_ticket(order.source.ticket)
                     self._check(ticket.decode_key == self.join.public_key, "a ticket for another decode key")
                 self._run(order.generation, self.on_generate(self, order))
+            case SharePrefix():
+                ticket = self._check_ticket(order.ticket)
+                self._check(self.join.moves, "an order that this node does not know")
+                self._check(ticket.prefill_node == self.name, "a ticket for another node")
+                self._check(ticket.prefill_incarnation == self.join.incarnation, "a ticket for another incarnation")
+                self._check(ticket.stop == len(order.token_ids), "tokens that are not those of the range")
+                self._check((order.dial is None) == (self.join.kv_address is not None), "the wrong side would dial")
+                self._run(ticket.transfer.hex(), self.on_share(self, order))
+            case TakePrefix():
+                ticket = self._check_ticket(order.source.ticket)
+                self._check(self.join.moves, "an order that this node does not know")
+                self._check(ticket.decode_key == self.join.public_key, "a ticket for another node's key")
+                self._check(ticket.stop == len(order.token_ids), "tokens that are not those of the range")
+                self._run(ticket.transfer.hex(), self.on_take(self, order))
             case Cancel():
                 self.cancelled.append(order.job)
                 self._spawn(self._cancel(order.job))
@@ -240,6 +262,15 @@ async def prefill_well(node: FakeNode, job: PrefillJob) -> None:
     await node.send(PrefillDone(transfer, 0.01, len(job.token_ids) - 1))
 
 
+async def share_well(node: FakeNode, order: SharePrefix) -> None:
+    """Who has sent all says nothing."""
+
+
+async def take_well(node: FakeNode, order: TakePrefix) -> None:
+    transfer = transfer_of(node, order.source.ticket)
+    await node.send(TransferDone(transfer, RAW_BYTES, WIRE_BYTES, "raw", 0.02, 0.01, b"\x02" * 16))
+
+
 async def never(node: FakeNode, job: Any) -> None:
     await asyncio.Event().wait()
 
@@ -273,7 +304,10 @@ async def finish(node: FakeNode, job: GenerateJob, reason: str = "stop", tokens:
 
 def failing(stage: str, cause: str) -> Script:
     async def script(node: FakeNode, job: Any) -> None:
-        name = job.generation if isinstance(job, GenerateJob) else transfer_of(node, job.ticket).hex()
+        if isinstance(job, GenerateJob):
+            name = job.generation
+        else:
+            name = transfer_of(node, job.source.ticket if isinstance(job, TakePrefix) else job.ticket).hex()
         await node.send(Failed(name, stage, cause, "scripted"))
 
     return script

@@ -85,3 +85,23 @@ async def test_a_node_that_knows_no_probes_or_has_no_connection_is_not_asked_for
     await it.stage.complete(headers={"x-prfaas-route-hint": "remote"})
     await asyncio.sleep(2.5)
     assert not it.probes
+
+
+async def test_the_way_out_to_a_cluster_is_learnt_from_local_nodes_and_probed_by_one_where_a_prefix_could_move(
+    stage: Open,
+) -> None:
+    it = await cast(stage)
+    prober = await it.stage.node("d2", Role.DECODE, probes=True)
+    out = it.stage.gateway.registry.outward("east")
+    prober.links = (structs.replace(LINK, peer_node="p", at_most_bytes_per_s=5e6, at_least_bytes_per_s=5e6),)
+    await it.stage.until(lambda: out.bytes_per_s == pytest.approx(5e6))
+    found = out.facts(asyncio.get_running_loop().time())
+    assert (found.utilisation, found.fresh, found.rtt_s) == (0.0, True, pytest.approx(0.03))
+    await it.stage.complete(headers={"x-prfaas-route-hint": "remote"})
+    await it.stage.until(lambda: it.probes)
+    assert not prober.jobs(ProbeLink), "nothing is cached that could be sent there"
+    long = {"prompt": [5] * 100, "headers": {"x-prfaas-route-hint": "remote"}}
+    for _ in range(2):
+        await it.stage.complete(**long)
+    await it.stage.until(lambda: prober.jobs(ProbeLink))
+    assert prober.jobs(ProbeLink)[0].peer_node == "p"
