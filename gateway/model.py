@@ -15,6 +15,10 @@ from kvcache.layout import DType, KVLayout
 from kvcache.layout_configs import layout_from_config, read_config
 
 
+CONTEXT_FIELDS = ("max_position_embeddings", "model_max_length")
+"""How configs call the longest context; the latter is Kimi Linear's."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """Name, identity, layout and tokeniser. ``context_tokens`` bounds prompt and answer together."""
@@ -47,9 +51,10 @@ def load_model(model_dir: Path, name: str, dtype: DType, chat_template: Path | N
     except Exception as error:  # tokenizers raises bare Exception
         raise ConfigError(f"--model {model_dir}: tokenizer.json: {error}; fetch the model again") from error
     text_config = config.get("text_config") or config
-    context = text_config.get("max_position_embeddings")
+    context = next((text_config[field] for field in CONTEXT_FIELDS if field in text_config), None)
     if type(context) is not int or context < 2:
-        raise ConfigError(f"--model {model_dir}: config.json: max_position_embeddings must be an integer above 1")
+        fields = " or ".join(CONTEXT_FIELDS)
+        raise ConfigError(f"--model {model_dir}: config.json: {fields} must be an integer above 1")
     vocab = text_config.get("vocab_size")
     return ServedModel(
         name=name,

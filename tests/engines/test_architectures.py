@@ -22,10 +22,11 @@ from engines.embedded.model import LanguageModel, load
 from engines.embedded.pages import PageMemory
 from engines.protocol import Command, GenerateCommand, GenerationFinished, JobEvent, PrefillCommand, Token
 from engines.spec import EngineSpec
+from gateway.model import load_model
 from kvcache.layout import DType
 from tests.engines import test_contract
 from tests.engines.harness import GREEDY_LOGPROBS, Room, Spoken, prompt
-from tests.models import EOS
+from tests.models import CONTEXT, EOS
 from tests.plain import PlainModel
 
 HERE = ["kimi_linear", "bamba", "granitemoehybrid"]
@@ -99,6 +100,11 @@ def sides(request: pytest.FixtureRequest, model_dir: Callable[[str], Path]) -> I
 def test_every_admitted_architecture_is_held_against_transformers() -> None:
     held = {name.partition(":")[0] for name in test_contract.MODELS} | set(HERE)
     assert held | {"gemma3"} == set(ARCHITECTURES), "gemma3 is gemma3_text inside a multimodal config: test_model"
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_a_gateway_serves_what_an_engine_does(name: str, model_dir: Callable[[str], Path]) -> None:
+    assert load_model(model_dir(name), "tiny", DType.FLOAT32).context_tokens == CONTEXT
 
 
 def test_split_prompts_of_all_lengths_speak_together_as_plain_transformers_do_alone(sides: Sides) -> None:
