@@ -14,7 +14,6 @@ from kvcache.fingerprint import Fingerprint, fingerprint_of
 from kvcache.layout import DType, KVLayout
 from kvcache.layout_configs import layout_from_config, read_config
 
-
 CONTEXT_FIELDS = ("max_position_embeddings", "model_max_length")
 """How configs call the longest context; the latter is Kimi Linear's."""
 
