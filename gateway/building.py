@@ -75,7 +75,6 @@ class AttemptBuilder:
             salt=prompted.facts.tenant,
             lora=prompted.facts.lora,
             quality=prompted.facts.quality,
-            priority=priority,
         )
         before = None
         if prefill is not None and option.move is not None:
