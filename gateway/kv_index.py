@@ -252,7 +252,7 @@ class KvIndex:
             log.warning("kv events not readable worker=%s seq=%d: %s", source.worker, seq, error)
             batch = EventBatch(time.time(), (AllBlocksCleared(),))  # what it took away is not known
         resets = bool(batch.events) and isinstance(batch.events[0], AllBlocksCleared)
-        ready = source.sequence.offer(seq, batch, live=live, resets=resets)
+        ready = source.sequence.offer(seq, batch, nbytes=len(payload), live=live, resets=resets)
         self._apply(source, ready)
         return bool(ready)
 

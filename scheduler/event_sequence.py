@@ -14,16 +14,18 @@ T = TypeVar("T")
 class EventSequence(Generic[T]):
     """``applied`` is the number of the last batch that was handed out; -1 before the first.
 
-    Batches that came early wait for those before them, at most ``max_waiting``; more of them mean that what is missing
-    will not come, and ``overflowed`` is set.
+    Batches that came early wait for those before them, at most ``max_waiting`` of at most ``max_waiting_bytes``; more
+    of them mean that what is missing will not come, and ``overflowed`` is set.
     """
 
-    def __init__(self, applied: int = -1, max_waiting: int = 4096) -> None:
+    def __init__(self, applied: int = -1, max_waiting: int = 4096, max_waiting_bytes: int = 16 << 20) -> None:
         self.applied = applied
         self.overflowed = False
         self._max_waiting = max_waiting
+        self._max_waiting_bytes = max_waiting_bytes
         self._newest_live = -1
-        self._waiting: dict[int, T] = {}
+        self._waiting: dict[int, tuple[T, int]] = {}
+        self._waiting_bytes = 0
 
     @property
     def missing(self) -> int | None:
@@ -34,8 +36,8 @@ class EventSequence(Generic[T]):
         """Whether a live batch of this number shows that its source counts anew: live ones only ever go up."""
         return seq <= self._newest_live
 
-    def offer(self, seq: int, batch: T, *, live: bool = True, resets: bool = False) -> list[T]:
-        """Take a batch; returns those to apply now, in order.
+    def offer(self, seq: int, batch: T, *, nbytes: int = 0, live: bool = True, resets: bool = False) -> list[T]:
+        """Take a batch, which came as ``nbytes`` bytes; returns those to apply now, in order.
 
         ``resets`` says that it begins by clearing everything: whatever came before it has no meaning any more. A batch
         that is applied already is dropped.
@@ -45,13 +47,17 @@ class EventSequence(Generic[T]):
         if seq <= self.applied:
             return []
         if resets:
-            self._waiting = {number: kept for number, kept in self._waiting.items() if number > seq}
+            for number in [number for number in self._waiting if number <= seq]:
+                self._take(number)
             self.applied = seq - 1
-        self._waiting[seq] = batch
+        if seq in self._waiting:
+            self._take(seq)
+        self._waiting[seq] = batch, nbytes
+        self._waiting_bytes += nbytes
         ready = self._ready()
-        if len(self._waiting) > self._max_waiting:
+        while len(self._waiting) > self._max_waiting or self._waiting_bytes > self._max_waiting_bytes:
             self.overflowed = True
-            del self._waiting[min(self._waiting)]
+            self._take(min(self._waiting))
         return ready
 
     def give_up(self) -> list[T]:
@@ -68,5 +74,10 @@ class EventSequence(Generic[T]):
         ready = []
         while self.applied + 1 in self._waiting:
             self.applied += 1
-            ready.append(self._waiting.pop(self.applied))
+            ready.append(self._take(self.applied))
         return ready
+
+    def _take(self, seq: int) -> T:
+        batch, nbytes = self._waiting.pop(seq)
+        self._waiting_bytes -= nbytes
+        return batch

@@ -85,3 +85,17 @@ def test_any_order_of_arrival_gives_one_order_of_application(order: list[int]) -
     sequence = EventSequence[int]()
     given_out = [batch for number in order for batch in sequence.offer(number, number, live=False)]
     assert given_out == sorted(order)
+
+
+def test_few_batches_that_are_large_are_too_many_to_wait_too() -> None:
+    sequence = EventSequence[int](max_waiting_bytes=100)
+    for number in (5, 6):
+        sequence.offer(number, number, nbytes=50)
+    sequence.offer(6, 6, nbytes=50)
+    assert not sequence.overflowed
+    sequence.offer(7, 7, nbytes=90)
+    assert sequence.overflowed
+    assert sequence.give_up() == [7]
+    for number in range(8, 50):
+        assert sequence.offer(number, number, nbytes=90) == [number]
+    assert not sequence.overflowed
