@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from engines.protocol import (
     Checkpoint,
@@ -149,9 +149,9 @@ class FakeEngine:
         self._streams[command.job] = stream
         if isinstance(command, PrefillCommand):
             self._prefills[command.job] = asyncio.Event()
-            work = self._prefill(command, self._prefills[command.job])
+            work = partial(self._prefill, command, self._prefills[command.job])
         else:
-            work = self._generate(command)
+            work = partial(self._generate, command)
         self._tasks[command.job] = asyncio.create_task(self._job(command.job, work))
         return stream
 
@@ -182,7 +182,7 @@ class FakeEngine:
 
     async def _job(self, job: str, work) -> None:
         try:
-            end = await work
+            end = await work()
         except asyncio.CancelledError:
             end = JobCancelled(job)
         finally:
