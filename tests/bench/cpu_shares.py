@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path("/sys/fs/cgroup")
 PERIOD_US = 10_000
 """Short beside anything that is measured, so that a share is a speed."""
-WEIGHT = 10
+WEIGHT = 100
 """Against one of an ordinary process: what a group is due, it gets within a period."""
 
 

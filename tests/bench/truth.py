@@ -32,7 +32,6 @@ from math import inf, isnan
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -50,9 +49,9 @@ from tests.bench.link_cut import stolen_s
 from tests.stacks import RunningStack, running_stack, some_ids
 
 MEAN_OFF, P90_OFF = 0.20, 0.30
-SHARES = {"local-prefill": 0.45, "local-decode": 0.45, "east-prefill": 0.65}
+SHARES = {"local-prefill": 0.4, "local-decode": 0.4, "east-prefill": 0.55}
 """Of a core, for each engine."""
-PRIORITY = -15
+PRIORITY = -20
 THRESHOLD = 450
 BLOCK = 64
 SHORT, LONG = (64, 400), (500, 1500)
@@ -125,7 +124,7 @@ def traffic_of(requests: list[Request]) -> Traffic:
 def simulated(measured: Measured, requests: list[Request], threshold: int) -> list[Answer]:
     """What the simulator says of the trace."""
     spans = Spans()
-    settings = Settings(threshold_tokens=threshold)
+    settings = Settings(threshold_tokens=threshold, late_fallback=True)
     run = simulate(fleet_of(measured), settings, RoutingPolicy(values_of(measured)), traffic_of(requests), spans=spans)
     computed = {span.request: span.end_s - span.begin_s for span in spans.kept if span.name == "prefill"}
     records = run.records
@@ -145,7 +144,7 @@ def ask(stack: RunningStack, request: Request) -> tuple[float, str]:
     """Send one, read its answer to the end: seconds to its first token, and its id."""
     body = stack.body(request.ids, request.output, stream=True)
     began, first = time.monotonic(), None
-    with httpx.stream("POST", f"{stack.stack.url}/v1/completions", json=body, timeout=120) as answer:
+    with stack.http.stream("POST", "/v1/completions", json=body) as answer:
         assert answer.status_code == 200, answer.read()
         for line in answer.iter_lines():
             if first is None and line.startswith("data: "):
@@ -155,7 +154,7 @@ def ask(stack: RunningStack, request: Request) -> tuple[float, str]:
 
 
 def replayed(stack: RunningStack, requests: list[Request]) -> list[Answer]:
-    """What the live stack does with the trace. Raises AssertionError where a request fails or falls back."""
+    """What the live stack does with the trace. Raises AssertionError where a request fails."""
     with ThreadPoolExecutor(len(requests)) as pool:
         began, asked = time.monotonic(), []
         for each in requests:
@@ -165,8 +164,7 @@ def replayed(stack: RunningStack, requests: list[Request]) -> list[Answer]:
     found = []
     for ttft_s, request_id in came:
         record = stack.http.get(f"/v1/decisions/{request_id}").json()
-        assert record["outcome"] == "finished", record
-        assert not record["fallback"], record
+        assert record["outcome"] == "finished", record["attempts"]
         attempt = record["attempts"][-1]
         remote = record["route"].startswith("remote")
         cached = record["usage"]["cached_tokens"]
