@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gateway.registry import Registry
 from gateway.sessions import NodeSession
 from kvcache.control import LinkReport, ProbeLink
 from kvcache.wire import Role
 from scheduler.links import LinkState, PathReport
+from scheduler.probing import SLOWEST_BYTES_PER_S
 
 
 def heard(registry: Registry, session: NodeSession, now: float) -> None:
@@ -42,12 +44,25 @@ def _learn_outward(registry: Registry, session: NodeSession, now: float) -> None
     """What a local node sends to each remote cluster that it is connected with; any of them may measure the way."""
     paths: dict[str, dict[str, PathReport]] = {}
     for report, peer in _peers(registry, session):
-        if peer.join.cluster != registry.local_cluster:
-            paths.setdefault(peer.join.cluster, {})[peer.node_id] = path_report(report)
+        cluster = peer.join.cluster
+        if cluster != registry.local_cluster:
+            told = path_report(report)
+            if registry.outward(cluster).bytes_per_s is None:
+                told = _first_of(told)
+            paths.setdefault(cluster, {})[peer.node_id] = told
     for cluster, found in paths.items():
         registry.outward(cluster).reported(session.node_id, found, now)
         if session.join.probes:
             _probe(registry, session, registry.outward(cluster), cluster, now)
+
+
+def _first_of(told: PathReport) -> PathReport:
+    """Of a way that nothing but probes has taken, what it did at least is the first estimate: a probe of a quick way is
+    over before it meets a limit, and nothing would be sent by a way that is never measured.
+    """
+    if told.at_most or told.at_least < SLOWEST_BYTES_PER_S:
+        return told
+    return replace(told, at_most=told.at_least)
 
 
 def _probe(registry: Registry, session: NodeSession, link: LinkState, to: str, now: float) -> None:

@@ -105,3 +105,17 @@ async def test_the_way_out_to_a_cluster_is_learnt_from_local_nodes_and_probed_by
         await it.stage.complete(**long)
     await it.stage.until(lambda: prober.jobs(ProbeLink))
     assert prober.jobs(ProbeLink)[0].peer_node == "p"
+
+
+async def test_the_first_estimate_of_the_way_out_is_what_a_probe_saw_it_do_at_least(stage: Open) -> None:
+    it = await cast(stage)
+    out = it.stage.gateway.registry.outward("east")
+    acks, probe = ({"at_least_bytes_per_s": rate} for rate in (1e5, 6e6))
+    it.decode.links = (structs.replace(LINK, peer_node="p", **acks),)
+    await asyncio.sleep(0.5)
+    assert out.bytes_per_s is None, "acknowledgements alone say nothing"
+    it.decode.links = (structs.replace(LINK, peer_node="p", **probe),)
+    await it.stage.until(lambda: out.bytes_per_s == 6e6)
+    it.decode.links = (structs.replace(LINK, peer_node="p", **acks),)
+    await asyncio.sleep(0.5)
+    assert out.bytes_per_s == 6e6, "to have sent little lowers nothing"
