@@ -57,8 +57,10 @@ class Fetch:
         scratch: Scratch,
         held: Lease | None = None,
         spare: bool = False,
+        rank: int = 0,
     ) -> None:
         """``held`` is a soft lease of all blocks below the plan's start; it is firm once there is room for the rest.
+        Of those that wait for room the least ``rank`` is first.
 
         ``spare``: it can be done without, so it takes only what is to spare when the Announce comes. Raises
         TransferViolation where the plan exceeds the ticket.
@@ -71,6 +73,7 @@ class Fetch:
         self._scratch = scratch
         self._held = held
         self._spare = spare
+        self._rank = rank
         self._offered = offered(source.quality, context.transforms)
         self._incoming = IncomingTransfer(plan, ticket, self._offered, context.transforms)
         self._threads = ThreadWork(context.executor)
@@ -250,7 +253,7 @@ class Fetch:
             return
         self._announced.set()
         self._announced_at = asyncio.get_running_loop().time()
-        pages = self._context.room.try_acquire_by(self._owner, self._page_count, self._take)
+        pages = self._context.room.try_acquire_by(self._owner, self._page_count, self._take, self._rank)
         if pages is not None:
             self._grant_room(peer, pages)
 
@@ -294,7 +297,8 @@ class Fetch:
 
     async def _reserve(self, deadline: float) -> tuple[int, ...]:
         try:
-            return await self._context.room.acquire_by(self._owner, self._page_count, self._take, deadline)
+            room = self._context.room
+            return await room.acquire_by(self._owner, self._page_count, self._take, deadline, self._rank)
         except RoomCrowded as error:
             raise JobEnded("queue_full", str(error)) from error
         except RoomTimeout as error:

@@ -141,6 +141,7 @@ class Generation:
             order.sampling,
             wanted,
             self._prefix.keep_from if self._prefix is not None else None,
+            order.priority,
         )
         self._cached_tokens = table.stop if table is not None and self.ticket is None else 0
         self._run = EngineRun(engine, command, self._on_event)
@@ -171,7 +172,8 @@ class Generation:
         )
         held = None if prefix is None else prefix.lease
         try:
-            self.fetch = Fetch(context, source, ticket, plan, self.fate, self._scratch, held)
+            rank = self._order.priority
+            self.fetch = Fetch(context, source, ticket, plan, self.fate, self._scratch, held, rank=rank)
         except TransferViolation as violation:
             raise JobEnded("bad_ticket", str(violation)) from violation
         try:

@@ -49,7 +49,8 @@ class GenerateCommand(msgspec.Struct, frozen=True, tag=True):
 
     ``loaded`` is len(token_ids) - 1 or a multiple of the block size below it: the engine always runs the last prompt
     token itself, as a step of one token. ``checkpoints`` are offered as they are computed in place, and once the answer
-    has ended its full blocks from ``keep_from`` on (None: none of them).
+    has ended its full blocks from ``keep_from`` on (None: none of them). Of those that wait the least ``priority`` is
+    first.
     """
 
     job: str
@@ -59,6 +60,7 @@ class GenerateCommand(msgspec.Struct, frozen=True, tag=True):
     sampling: Sampling
     checkpoints: tuple[Checkpoint, ...] = ()
     keep_from: int | None = None
+    priority: int = 0
 
 
 class StoreCommand(msgspec.Struct, frozen=True, tag=True):

@@ -75,6 +75,7 @@ class AttemptBuilder:
             salt=prompted.facts.tenant,
             lora=prompted.facts.lora,
             quality=prompted.facts.quality,
+            priority=priority,
         )
         before = None
         if prefill is not None and option.move is not None:

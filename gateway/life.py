@@ -43,9 +43,6 @@ from scheduler.replay import SCHEMA
 
 log = logging.getLogger(__name__)
 
-RANKS_PER_S = 1000
-LAST_RANK_S = 7 * 86400.0
-"""A fallback's rank on its node is behind that of all else."""
 LOOK_AGAIN_S = 1.0
 """How long what the prefix index said of a prompt is taken for true while the prompt waits."""
 PREFIX_GONE = "prefix_gone"
@@ -102,6 +99,7 @@ class RequestLife:
         self._turned_away: Decision | None = None
         self._yardstick: Yardstick | None = None
         self._charged_s: float | None = None
+        self._on_nodes: list[float] = []
         self._waited_s = 0.0
         self._spoken: int | None = None
         self._held: tuple[float, Mapping[str, Held]] = (float("-inf"), {})
@@ -185,7 +183,8 @@ class RequestLife:
             self._attempts[-1].close(outcome)
         self._count_moves()
         self._settle()
-        self._s.waiting.kick()
+        for work_s in self._on_nodes:
+            self._s.waiting.back(self._p.account, work_s)
         self._s.decisions.add(self._record(outcome))
 
     # ---- its turn
@@ -200,10 +199,9 @@ class RequestLife:
             self._s.meter.arrived(uncached_at_home(decision, self._p.facts.prompt_tokens))
         yardstick = self._yardstick = Yardstick(decision.facts)
         work_s, p = yardstick.expected_s(self._p.expected_output), self._p
-        order = rank(self._began, work_s, p.priority)
         hopeless = decision.chosen is None and not waits_for_room(decision)
         if hopeless or not (self._s.waiting.anybody_before(last) or _waits(decision)):
-            attempt = self._start(decision, order, last)
+            attempt = self._start(decision, work_s, last)
             self._s.waiting.passed(p.account, work_s, p.weight)
             self._charged_s = None
             return attempt
@@ -215,11 +213,12 @@ class RequestLife:
                 self._turned_away = found
                 return False
             self._turned_away = None
-            self._start(found, order, last)
+            self._start(found, work_s, last)
             return True
 
         away = yardstick.uncached_tokens > decision.facts.threshold_tokens
         needs = (_placed_like(p.facts), away, yardstick.prefill_s > SHORT_S)
+        order = rank(self._began, work_s, p.priority)
         entry = Waiting(p.account, work_s, len(p.token_ids), order, p.weight, needs, last)
         before = self._loop.time()
         try:
@@ -257,7 +256,7 @@ class RequestLife:
 
     # ---- one attempt
 
-    def _start(self, decision: Decision, order: float, last: bool) -> Attempt:
+    def _start(self, decision: Decision, work_s: float, last: bool) -> Attempt:
         """Send it by the way chosen. Raises ApiError where there is none, or it would be too late for its client."""
         if last:
             self._spend(decision)
@@ -273,8 +272,8 @@ class RequestLife:
         if decision.chosen is None:
             raise _refused(decision)
         number = len(self._attempts) + 1
-        wall = order - self._loop.time() + time.time() + (LAST_RANK_S if last else 0.0)
-        priority = round(wall * RANKS_PER_S)
+        priority = self._s.waiting.send(self._p.account, work_s, self._p.weight, last)
+        self._on_nodes.append(work_s)
         attempt = self._s.builder.build(self._p, decision.chosen, number, priority, self.deadline - self._loop.time())
         self._attempts.append(attempt)
         log.info(

@@ -14,6 +14,7 @@ from gateway.admission_metrics import AdmissionMetrics
 from gateway.errors import ApiError
 from scheduler.admission.draining import DrainRate
 from scheduler.admission.fair_queue import FairQueue, QueueFull, Waiting
+from scheduler.admission.node_order import NodeOrder
 
 TICK_S = 0.1
 """For room that no ended job tells of: a heartbeat, a node that joins, a cluster that is resumed."""
@@ -45,6 +46,7 @@ class WaitingRoom:
         self._room = room
         self._queue = FairQueue(max(1, most), MOST_TOKENS)
         self._drain = DrainRate()
+        self._on_nodes = NodeOrder()
         self._places: dict[Waiting, _Place] = {}
         self._tick: asyncio.Handle | None = None
         self._soon = False
@@ -52,6 +54,15 @@ class WaitingRoom:
     def anybody_before(self, last: bool) -> bool:
         """Whether somebody waits whose turn comes before that of a newcomer."""
         return self._queue.anybody_before(last)
+
+    def send(self, account: str, work_s: float, weight: float, last: bool) -> int:
+        """A request goes to nodes, with this rank in their queues; ``back`` follows."""
+        return self._on_nodes.sent(account, work_s, weight, last)
+
+    def back(self, account: str, work_s: float) -> None:
+        """It is over there, so nodes may have room."""
+        self._on_nodes.ended(account, work_s)
+        self.kick()
 
     def passed(self, account: str, work_s: float, weight: float) -> None:
         """A request was sent without waiting."""

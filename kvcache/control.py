@@ -331,6 +331,7 @@ class GenerateJob(msgspec.Struct, frozen=True, tag=True):
     """Decode one request; ``source`` None prefills in place. ``deadline`` is Unix seconds for the whole job.
 
     ``salt`` and ``lora`` go into the names of the prompt's blocks; ``quality`` bounds what is used of the cached ones.
+    Of those that wait for room or for a place among the running, the least ``priority`` is first.
     """
 
     generation: str
@@ -341,6 +342,7 @@ class GenerateJob(msgspec.Struct, frozen=True, tag=True):
     salt: str = ""
     lora: str = ""
     quality: Quality = Quality.EXACT
+    priority: int = 0
 
 
 class SharePrefix(msgspec.Struct, frozen=True, tag=True):

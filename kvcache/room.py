@@ -1,9 +1,12 @@
-"""Waiting for room in a page pool: first come, first served, so that a big transfer is never starved by small ones."""
+"""Waiting for room in a page pool, by rank and then in order of arrival.
+
+Only whose turn it is takes pages, so a big transfer is never starved by small ones of equal or greater rank.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -24,6 +27,7 @@ class RoomCrowded(Exception):
 @dataclass(eq=False, slots=True)
 class _Waiter:
     owner: str
+    rank: int
     attempt: Attempt
     pages: asyncio.Future[tuple[int, ...]]
 
@@ -38,7 +42,7 @@ class PageRoom:
         self.pool = pool
         self.max_waiting = max_waiting
         self.cache = cache
-        self._waiters: deque[_Waiter] = deque()
+        self._waiters: list[_Waiter] = []
         self._serving = False
         if cache is not None:
             cache.on_freed = self._serve
@@ -83,10 +87,10 @@ class PageRoom:
         """
         return self.try_acquire_by(owner, count, lambda: self.take(owner, count))
 
-    def try_acquire_by(self, owner: str, most: int, attempt: Attempt) -> tuple[int, ...] | None:
-        """``attempt`` at once if nobody waits; None otherwise. Raises ValueError as ``acquire`` does."""
+    def try_acquire_by(self, owner: str, most: int, attempt: Attempt, rank: int = 0) -> tuple[int, ...] | None:
+        """``attempt`` at once if nobody of that rank or less waits; None otherwise. Raises as ``acquire`` does."""
         self._check(owner, most)
-        return None if self._waiters else attempt()
+        return None if self._waiters and self._waiters[0].rank <= rank else attempt()
 
     async def acquire(self, owner: str, count: int, deadline: float) -> tuple[int, ...]:
         """Take ``count`` pages for ``owner``, waiting in turn until ``deadline`` (the running loop's time).
@@ -96,19 +100,21 @@ class PageRoom:
         """
         return await self.acquire_by(owner, count, lambda: self.take(owner, count), deadline)
 
-    async def acquire_by(self, owner: str, most: int, attempt: Attempt, deadline: float) -> tuple[int, ...]:
-        """``acquire`` of a count that only shows when it is granted, and is at most ``most``.
+    async def acquire_by(
+        self, owner: str, most: int, attempt: Attempt, deadline: float, rank: int = 0
+    ) -> tuple[int, ...]:
+        """``acquire`` of a count that only shows when it is granted, and is at most ``most``; the least rank first.
 
         In its turn, ``attempt`` is made whenever pages have become available, until it takes some for ``owner``. What
         else it takes is its caller's to give back.
         """
-        pages = self.try_acquire_by(owner, most, attempt)
+        pages = self.try_acquire_by(owner, most, attempt, rank)
         if pages is not None:
             return pages
         if len(self._waiters) >= self.max_waiting:
             raise RoomCrowded(f"{self.waiting} reservations are waiting already, at most {self.max_waiting} may")
-        waiter = _Waiter(owner, attempt, asyncio.get_running_loop().create_future())
-        self._waiters.append(waiter)
+        waiter = _Waiter(owner, rank, attempt, asyncio.get_running_loop().create_future())
+        insort(self._waiters, waiter, key=lambda one: one.rank)
         try:
             async with asyncio.timeout_at(deadline):
                 return await waiter.pages
@@ -155,7 +161,7 @@ class PageRoom:
                 pages = None if waiter.pages.done() else waiter.attempt()
                 if pages is None and not waiter.pages.done():
                     return
-                self._waiters.popleft()
+                self._waiters.remove(waiter)
                 if pages is not None:
                     waiter.pages.set_result(pages)
         finally:

@@ -54,10 +54,10 @@ class Booking:
         """The table of [0, ``cached_tokens``)."""
         return () if self._lease is None or not self.cached_tokens else leased_table(self._geometry, self._lease).pages
 
-    async def book(self, deadline: float) -> None:
-        """Wait for the pages. Raises RoomCrowded and RoomTimeout as ``PageRoom.acquire`` does."""
+    async def book(self, deadline: float, rank: int = 0) -> None:
+        """Wait for the pages, the least rank first. Raises RoomCrowded and RoomTimeout as ``PageRoom.acquire`` does."""
         most = self._geometry.pages_for(self._start, self._stop)
-        pages = await self._room.acquire_by(self._owner, most, self._attempt, deadline)
+        pages = await self._room.acquire_by(self._owner, most, self._attempt, deadline, rank)
         first = self._start // self._geometry.block_tokens
         shared = [] if self._lease is None else self._lease.blocks[first:]
         self._table = compose(self._geometry, self._start, self._stop, shared, pages)

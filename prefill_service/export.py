@@ -88,7 +88,7 @@ class Export(Transmission):
         """Wait for room."""
         self._booking = booking = Booking(self._context, self._owner, self.ticket, self._quality, chain)
         try:
-            await booking.book(self._deadline)
+            await booking.book(self._deadline, self._prefill.priority)
         except RoomCrowded as error:
             raise JobEnded("queue_full", str(error)) from error
         except RoomTimeout as error:

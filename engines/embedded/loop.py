@@ -1,7 +1,8 @@
 """The engine's one loop: take commands, run at most one prefill chunk, run one decode step for every generation.
 
 So a running stream never waits for more than one chunk, and a cancel is heard within one. Prefills run by priority,
-then in order of arrival, one to its end unless a more urgent one comes in between chunks.
+then in order of arrival, one to its end unless a more urgent one comes in between chunks; generations that wait for a
+place enter in the same order.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections import deque
+from bisect import insort
 from collections.abc import Callable
 
 import torch
@@ -68,7 +69,7 @@ class EngineLoop:
         self._send = send
         self._arrivals = 0
         self._prefills: list[Prefill] = []
-        self._waiting: deque[Waiting] = deque()
+        self._waiting: list[Waiting] = []
         self._rows: list[Row] = []
         self._batch: Cache | None = None
         self._desk = OfferDesk(limits.geometry(memory), memory, send)
@@ -112,7 +113,8 @@ class EngineLoop:
             elif isinstance(command, PrefillCommand):
                 self._queue_prefill(command)
             else:
-                self._waiting.append(Waiting(command, self._limits.check_generate(command, self._memory)))
+                waiting = Waiting(command, self._limits.check_generate(command, self._memory))
+                insort(self._waiting, waiting, key=lambda one: one.command.priority)
         except Unfit as unfit:
             self._send(JobFailed(command.job, unfit.cause, str(unfit)))
 
@@ -153,7 +155,7 @@ class EngineLoop:
         ending = self._desk.forget(job)
         held = len(self._prefills) + len(self._waiting) + len(self._rows)
         self._prefills = [prefill for prefill in self._prefills if prefill.job != job]
-        self._waiting = deque(waiting for waiting in self._waiting if waiting.command.job != job)
+        self._waiting = [waiting for waiting in self._waiting if waiting.command.job != job]
         if any(row.job == job for row in self._rows):
             self._rows = [row for row in self._rows if row.job != job]
             self._batch = None
@@ -164,7 +166,7 @@ class EngineLoop:
     def _admit(self) -> None:
         in_place = sum(prefill.then is not None for prefill in self._prefills)
         while self._waiting and len(self._rows) + in_place < self._spec.max_running:
-            waiting = self._waiting.popleft()
+            waiting = self._waiting.pop(0)
             command = waiting.command
             prefix = len(command.token_ids) - 1
             try:
@@ -182,7 +184,7 @@ class EngineLoop:
                 command.job,
                 torch.tensor(command.token_ids[:prefix]),
                 prefix,
-                self._rank(0),
+                self._rank(command.priority),
                 then=command,
                 checkpoints=command.checkpoints,
                 cache=cache,

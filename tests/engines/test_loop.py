@@ -268,6 +268,17 @@ def test_jobs_beyond_the_bound_are_refused(stage: MakeStage) -> None:
     assert all(isinstance(s.of(f"g{n}")[-1], GenerationFinished) for n in range(3))
 
 
+def test_generations_that_wait_for_a_place_enter_by_priority_then_in_order_of_arrival(stage: MakeStage) -> None:
+    s = stage(max_running=1)
+    s.give(speak("running", 3))
+    s.turn()
+    later = {"a": 5, "b": 5, "urgent": 1}
+    s.give(*(msgspec.structs.replace(speak(name, 3), priority=priority) for name, priority in later.items()))
+    s.finish()
+    ended = [event.job for event in s.events if isinstance(event, GenerationFinished)]
+    assert ended == ["running", "urgent", "a", "b"]
+
+
 def test_a_step_that_raises_fails_its_jobs_and_no_others(stage: MakeStage, monkeypatch: pytest.MonkeyPatch) -> None:
     s = stage()
     s.give(s.prefill("p", 3 * CHUNK), speak("g", 1))

@@ -248,3 +248,26 @@ async def test_what_can_do_without_takes_nothing_while_somebody_waits() -> None:
     assert len(await task) == 4
     assert lease.gone
     cache.check_integrity()
+
+
+async def test_of_those_that_wait_the_least_rank_is_next_and_a_newcomer_of_less_passes() -> None:
+    room = PageRoom(PagePool(4))
+    assert room.try_acquire("held", 4) is not None
+    loop = asyncio.get_running_loop()
+    order: list[str] = []
+
+    async def wait(owner: str, rank: int, count: int = 3) -> None:
+        await room.acquire_by(owner, count, lambda: room.take(owner, count), loop.time() + 5, rank)
+        order.append(owner)
+        room.release(owner)
+
+    tasks = []
+    for owner, rank in (("b", 5), ("a", 1), ("c", 5)):
+        tasks.append(asyncio.create_task(wait(owner, rank)))
+        await asyncio.sleep(0)
+    assert room.try_acquire_by("equal", 1, lambda: room.take("equal", 1), rank=1) is None
+    room.pool.release("held")
+    assert room.try_acquire_by("less", 1, lambda: room.take("less", 1), rank=0) is not None
+    room.release("less")
+    await asyncio.gather(*tasks)
+    assert order == ["a", "b", "c"]
