@@ -1,4 +1,4 @@
-"""Three local nodes change their roles under load, on order and by themselves: each request is answered, and rightly."""
+"""Three local nodes change roles under load, on order and by themselves: each request is answered, and rightly."""
 
 from __future__ import annotations
 
