@@ -171,15 +171,30 @@ class DecodeNode:
         self._mixed_left_s = job.service_s
         self._repace(now)
 
+    def mixing(self) -> list[Job]:
+        """What is computed or waits to be computed beside the streams."""
+        return list(self._mixed)
+
+    def unmix(self, job: Job, now: float) -> bool:
+        """Forget a prompt, if it is computed or waits to be here; False where it is not."""
+        if job not in self._mixed:
+            return False
+        self._count(now)
+        if self._mixed[0] is job:
+            self._first_mixed_goes()
+        else:
+            self._mixed.remove(job)
+            self._mixed_tokens -= job.stop - job.cached
+            self._mixed_queued_s -= job.service_s
+        self._repace(now)
+        return True
+
     def empty(self, now: float) -> list[Job]:
-        """Forget everything, and say what that was; who is only assigned is not known here."""
-        gone = [job for _, _, job in self._streams] + list(self._waiting) + list(self._mixed)
+        """Forget every stream and who waits for a slot, and say who that was; nothing is computed here any more."""
+        gone = [job for _, _, job in self._streams] + list(self._waiting)
         self._count(now)
         self._streams.clear()
         self._waiting.clear()
-        self._mixed.clear()
-        self._mixed_queued_s = self._mixed_left_s = 0.0
-        self._mixed_tokens = 0
         self.active = 0
         self.assigned = 0
         self._repace(now)
@@ -202,6 +217,12 @@ class DecodeNode:
     def mixed_ended(self, now: float) -> None:
         """The prompt that is computed here is done."""
         self._count(now)
+        job = self._first_mixed_goes()
+        self._repace(now)
+        self._listener.computed_in_place(self, job, now)
+
+    def _first_mixed_goes(self) -> Job:
+        """The prompt that is computed here leaves, done or not, and the next is computed."""
         job = self._mixed.popleft()
         self._mixed_tokens -= job.stop - job.cached
         if self._mixed:
@@ -209,8 +230,7 @@ class DecodeNode:
             self._mixed_queued_s -= self._mixed_left_s
         else:
             self._mixed_left_s = self._mixed_queued_s = 0.0
-        self._repace(now)
-        self._listener.computed_in_place(self, job, now)
+        return job
 
     def _begin(self, job: Job, now: float, freed: bool = False) -> None:
         if not freed:
@@ -247,9 +267,9 @@ class DecodeNode:
     def _repace(self, now: float) -> None:
         """After a change, and with the count up to date: how long steps take now, and when something ends next."""
         pace_s = self._step_s[self.active] + (self._chunk_s if self._mixed else 0.0)
+        self.turn += 1
         if self._mixed:
             self._pace_s = pace_s
-            self.turn += 1
             self._clock.at(now + max(0.0, self._mixed_left_s) / self._progress(), MixedEnds(self, self.turn))
         if self._streams:
             due_at = now + max(0.0, self._streams[0][0] - self._steps) * pace_s

@@ -15,7 +15,6 @@ from scheduler.facts import PrefillCurve
 from scheduler.lengths import FloatArray
 from scheduler.simulator.run import Run
 
-WARM_UP = 0.2
 LEAST_REQUESTS, LEAST_STRATIFIED = 50_000, 20_000
 COMPLETED_SHARE = 0.995
 GROWTH, GROWTH_REQUESTS = 1.25, 10.0
@@ -38,7 +37,8 @@ class Figures:
     """Of the requests that came after the warm-up. Rates per second, times in seconds, shares from 0 to 1.
 
     ``steady`` says whether this one run bears what *sustained* asks of each; it takes several seeds to say sustained.
-    ``outstanding_slope`` is how many more requests are in the fleet, a second.
+    ``egress_gbps`` is of what left the remote clusters meanwhile, whatever became of it. ``outstanding_slope`` is how
+    many more requests are in the fleet, a second.
     """
 
     requests: int
@@ -66,7 +66,7 @@ def figures(run: Run, goals: Goals) -> Figures:
     """Work a run's records out."""
     traffic, records = run.traffic, run.records
     arrived = traffic.arrival_s
-    begin, end = float(arrived[-1]) * WARM_UP, float(arrived[-1])
+    begin, end = traffic.counted
     counted = arrived >= begin
     seconds = max(end - begin, 1e-9)
     first, done = np.asarray(records.first_at), np.asarray(records.done_at)
@@ -94,7 +94,7 @@ def figures(run: Run, goals: Goals) -> Figures:
     good = (ttft <= TTFT_FLOOR_S + TTFT_FACTOR * work) & (tpot <= TPOT_FACTOR * goals.tpot_s)
     p50, p90, p99 = (float(np.quantile(ttft[counted], q, method="lower")) for q in (0.5, 0.9, 0.99))
     remote = np.frombuffer(bytes(records.remote), dtype=np.uint8).astype(bool)
-    wire = np.asarray(records.wire_bytes)
+    before, after = records.egress
     return Figures(
         requests=int(counted.sum()),
         offered_req_s=float(counted.sum()) / seconds,
@@ -107,7 +107,7 @@ def figures(run: Run, goals: Goals) -> Figures:
         ttft_max_s=float(ttft[counted].max()),
         tpot_p90_s=float(np.quantile(tpot[counted], 0.9, method="lower")),
         slo_attainment=float(good[counted].mean()),
-        egress_gbps=float(wire[counted & remote].sum()) * 8 / 1e9 / seconds,
+        egress_gbps=(after - before) * 8 / 1e9 / seconds,
         offloaded_share=float(remote[counted].mean()),
         conversions=sum(begin <= c.asked_at <= end for c in records.conversions),
         outstanding_slope=outstanding.slope(begin, end),

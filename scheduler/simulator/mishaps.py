@@ -124,8 +124,6 @@ class Mishaps:
         for job in struck:
             world.give_up(job, now)
         for job in world.decoders[name].empty(now) if machine is not None else []:
-            if job.decode_node != name:
-                world.decoders[job.decode_node].assigned -= 1
             if world.unanswered(job):
                 job.attempt += 1
                 struck.append(job)

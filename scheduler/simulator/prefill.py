@@ -157,7 +157,7 @@ class PrefillNode:
         heapify(self._waiting)
         self._waiting_s -= job.service_s - job.done_s
 
-    def shed(self, which: Callable[[Job], bool]) -> list[Job]:
+    def shed(self, which: Callable[[Job], bool], now: float) -> list[Job]:
         """Give up those that wait here, have not begun and are meant; what has begun stays."""
         gone = [job for _, _, job in self._waiting if not job.begun and which(job)]
         leave = {job.index for job in gone}
@@ -166,6 +166,8 @@ class PrefillNode:
         for job in gone:
             self.queued_tokens -= job.stop - job.cached
         self._waiting_s = sum(job.service_s - job.done_s for _, _, job in self._waiting)
+        if self.running is None:
+            self._next(now)  # who was given up may have stood before one that has room
         return gone
 
     def exported(self, nbytes: float, now: float) -> None:
@@ -209,9 +211,16 @@ class PrefillNode:
             self._waiting_s = 0.0  # what is left of it is rounding
             return
         job = self._waiting[0][2]
-        if self.exporting > 0.0 and not job.begun and self.exporting + job.wire_bytes > self.pool_bytes:
-            return
-        heappop(self._waiting)
+        if job.begun or self.exporting <= 0.0 or self.exporting + job.wire_bytes <= self.pool_bytes:
+            heappop(self._waiting)
+        else:
+            # what was set aside holds room already, and leaves it to others only once it is done
+            entry = min([entry for entry in self._waiting if entry[2].begun], default=None)
+            if entry is None:
+                return
+            job = entry[2]
+            self._waiting.remove(entry)
+            heapify(self._waiting)
         left_s = job.service_s - job.done_s
         self._waiting_s -= left_s
         self.running = job

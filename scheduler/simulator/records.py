@@ -18,7 +18,10 @@ class Converted:
 
 
 class Records:
-    """Plain lists, one entry a request; what a run writes down and figures are made of."""
+    """Plain lists, one entry a request; what a run writes down and figures are made of.
+
+    ``egress`` are the bytes that had left all remote clusters where what is counted begins, and where it ends.
+    """
 
     def __init__(self, requests: int) -> None:
         self.first_at = [nan] * requests
@@ -26,6 +29,7 @@ class Records:
         self.remote = bytearray(requests)
         self.wire_bytes = [0.0] * requests
         self.cached_tokens = [0] * requests
+        self.egress = [0.0, 0.0]
         self.fell_back = 0
         self.failed = 0
         self.conversions: list[Converted] = []

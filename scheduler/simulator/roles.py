@@ -103,10 +103,10 @@ class RoleKeeper:
         self._world.records.conversions.append(self._leaving[name])
         self._world.gathering.roles_changed()
         if machine.role is Role.PREFILL:
-            unbegun = machine.prefill.shed(lambda job: True)
+            unbegun = machine.prefill.shed(lambda job: True, now)
         else:
             nodes = self._world.prefillers.values()
-            unbegun = [job for node in nodes for job in node.shed(lambda job: job.decode_node == name)]
+            unbegun = [job for node in nodes for job in node.shed(lambda job: job.decode_node == name, now)]
         for job in sorted(unbegun, key=lambda job: job.index):
             self._world.undo(job)
             self._world.route(job, now)

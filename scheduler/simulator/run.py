@@ -19,6 +19,21 @@ DRAIN_S = 600.0
 EVENTS_A_REPORT = 50_000
 
 
+class CountsEgress:
+    """What has left the remote clusters so far is written down."""
+
+    __slots__ = ("place", "world")
+
+    def __init__(self, world: World, place: int) -> None:
+        self.world = world
+        self.place = place
+
+    def fire(self, now: float) -> None:
+        """Write it down."""
+        world = self.world
+        world.records.egress[self.place] = sum(world.links[site.name].carried(now) for site in world.sites)
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """What went in and what came of it. ``ended_at`` is when the last event fired."""
@@ -50,6 +65,8 @@ def simulate(
     listen(world)
     if controller is not None or settings.conversions:
         RoleKeeper(world, controller)
+    for place, moment in enumerate(traffic.counted):
+        world.clock.at(moment, CountsEgress(world, place))
     until = float(traffic.arrival_s[-1]) + DRAIN_S
     while world.clock.run(until, EVENTS_A_REPORT) and world.unfinished:
         if progress is not None:

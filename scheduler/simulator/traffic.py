@@ -9,7 +9,10 @@ from numpy.typing import NDArray
 
 from scheduler.lengths import FloatArray
 
+WARM_UP = 0.2
 IntArray = NDArray[np.int64]
+LONGEST_S = 1e8
+"""Three years. Links report all along, so that a run of longer than that would hardly end."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,6 +32,13 @@ class Traffic:
     def __post_init__(self) -> None:
         if not len(self.arrival_s) == len(self.prompt_tokens) == len(self.output_tokens) > 0:
             raise ValueError("traffic: arrivals, prompts and outputs must be equally many, and at least one")
+        if not np.all(np.isfinite(self.arrival_s)):
+            raise ValueError("traffic: arrival_s must be finite")
+        if self.arrival_s[-1] > LONGEST_S:
+            raise ValueError(
+                f"traffic: it lasts {self.arrival_s[-1]:.3g} s, which is beyond {LONGEST_S:.0e}; "
+                "raise the rate, or see whether the times of the trace are in the unit of its format"
+            )
         if self.arrival_s[0] < 0 or np.any(np.diff(self.arrival_s) < 0):
             raise ValueError("traffic: arrival_s must ascend from 0 or later")
         if self.prompt_tokens.min() < 1 or self.output_tokens.min() < 1:
@@ -38,6 +48,12 @@ class Traffic:
 
     def __len__(self) -> int:
         return len(self.arrival_s)
+
+    @property
+    def counted(self) -> tuple[float, float]:
+        """Between which moments a run is judged: the first fifth of its time is not."""
+        last = float(self.arrival_s[-1])
+        return last * WARM_UP, last
 
     @property
     def rate(self) -> float:

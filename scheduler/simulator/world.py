@@ -284,6 +284,8 @@ class World:
         """A request is done."""
         self.done += 1
         self.records.done_at[job.index] = now
+        # when the first token was foreseen, a step took longer than it did
+        self.records.first_at[job.index] = min(self.records.first_at[job.index], now)
         if self.spans is not None:
             self.spans.add(node.name, "decode", self.records.first_at[job.index], now, job.index)
         if self.roles is not None:
@@ -309,6 +311,8 @@ class World:
             found |= {job.index: job for job in node.jobs()}
         for link in self.links.values():
             found |= {flow.owner.index: flow.owner for flow in link.flows}
+        for decoder in self.decoders.values():
+            found |= {job.index: job for job in decoder.mixing()}
         return [found[index] for index in sorted(found)]
 
     def undo(self, job: Job) -> None:
@@ -320,6 +324,10 @@ class World:
 
     def give_up(self, job: Job, now: float) -> bool:
         """Take a request from wherever it is on its way. False where its cache has arrived."""
+        mixes = self.decoders.get(job.prefill_node or job.decode_node)
+        if mixes is not None and mixes.unmix(job, now):
+            self.undo(job)
+            return True
         node = self.prefillers.get(job.prefill_node)
         if self.arriving.pop(job.index, None) is not None:
             self.decoders[job.decode_node].assigned -= 1
