@@ -24,10 +24,11 @@ def decisions(lines: Iterable[str]) -> Traffic:
             prompt = count(usage, "prompt_tokens", number) - count(usage, "cached_tokens", number)
             output = count(usage, "completion_tokens", number)
         elif isinstance(decision, dict):
-            try:
-                prompt, output = count(decision["facts"]["request"], "prompt_tokens", number), 1
-            except (KeyError, TypeError):
-                raise TraceError(f"line {number}: decision.facts.request is missing") from None
+            facts = decision.get("facts")
+            request = facts.get("request") if isinstance(facts, dict) else None
+            if not isinstance(request, dict):
+                raise TraceError(f"line {number}: decision.facts.request is missing")
+            prompt, output = count(request, "prompt_tokens", number), 1
         else:
             continue  # refused before it was routed
         rows.add(seconds(row, "at", number), prompt, output)

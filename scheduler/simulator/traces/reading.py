@@ -5,12 +5,15 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Iterator
 from datetime import datetime
+from math import isfinite, nan
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from scheduler.simulator.traffic import Traffic
+
+MOST_TOKENS = 1 << 31
 
 
 class TraceError(ValueError):
@@ -56,43 +59,63 @@ def json_rows(lines: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
 def csv_rows(lines: Iterable[str], needed: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
     """Number and fields of every row of CSV with a header. Raises TraceError where a needed column is missing."""
     reader = csv.DictReader(lines)
-    missing = [name for name in needed if name not in (reader.fieldnames or ())]
+    try:
+        missing = [name for name in needed if name not in (reader.fieldnames or ())]
+    except csv.Error as error:
+        raise TraceError(f"line 1: {error}") from error
     if missing:
         raise TraceError(f"line 1: no column {missing[0]!r}; this format has {', '.join(needed)}")
-    yield from enumerate(reader, start=2)
+    try:
+        yield from enumerate(reader, start=2)
+    except csv.Error as error:
+        raise TraceError(f"line {reader.line_num + 1}: {error}") from error
 
 
 def count(row: dict[str, Any], field: str, number: int) -> int:
     """A number of tokens. Raises TraceError."""
+    given = row.get(field)
     try:
-        found = int(row[field])
-    except (KeyError, TypeError, ValueError):
-        raise TraceError(f"line {number}: {field} must be a whole number, got {row.get(field)!r}") from None
-    if found < 0:
-        raise TraceError(f"line {number}: {field} must not be negative, got {found}")
+        found = int(given)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        found = None
+    if found is None or isinstance(given, bool) or (isinstance(given, float) and given != found):
+        raise TraceError(f"line {number}: {field} must be a whole number, got {_short(given)}")
+    if not 0 <= found <= MOST_TOKENS:
+        raise TraceError(f"line {number}: {field} must be from 0 to {MOST_TOKENS}, got {_short(given)}")
     return found
 
 
 def seconds(row: dict[str, Any], field: str, number: int, unit_s: float = 1.0) -> float:
     """A moment in seconds. Raises TraceError."""
+    given = row.get(field)
     try:
-        return float(row[field]) * unit_s
-    except (KeyError, TypeError, ValueError):
-        raise TraceError(f"line {number}: {field} must be a number, got {row.get(field)!r}") from None
+        found = float(given) * unit_s  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        found = nan
+    if not isfinite(found):
+        raise TraceError(f"line {number}: {field} must be a finite number, got {_short(given)}")
+    return found
 
 
-def moment(text: str, number: int) -> float:
+def moment(text: str | None, number: int) -> float:
     """A date and time, of whatever precision, as seconds. Raises TraceError."""
+    if text is None:
+        raise TraceError(f"line {number}: the date and time is missing")
     whole, _, part = text.strip().partition(".")
     try:
         return datetime.fromisoformat(whole + "+00:00").timestamp() + float(f"0.{part or 0}")
     except ValueError:
-        raise TraceError(f"line {number}: {text!r} is not a date and time") from None
+        raise TraceError(f"line {number}: {_short(text)} is not a date and time") from None
 
 
 def names(row: dict[str, Any], number: int) -> tuple[int, ...]:
     """Names of a prompt's blocks. Raises TraceError."""
     found = row.get("hash_ids")
-    if not isinstance(found, list) or not all(isinstance(name, int) and name >= 0 for name in found):
+    if not isinstance(found, list) or not all(type(name) is int and name >= 0 for name in found):
         raise TraceError(f"line {number}: hash_ids must be a list of whole numbers")
     return tuple(found)
+
+
+def _short(given: Any) -> str:
+    """What stood there, as far as it fits into a line."""
+    return repr(given)[:60]

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from scheduler.simulator.traces.formats import FORMATS
-from scheduler.simulator.traces.reading import TraceError
 from scheduler.simulator.traffic import Traffic
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -71,11 +70,25 @@ def test_our_own_log_counts_what_was_cached_as_not_there_and_an_answer_that_neve
         ("bailian", '\n{"input_length": 5, "output_length": 1, "hash_ids": []}', "line 2: timestamp"),
         ("azure", "TIMESTAMP,ContextTokens\n", "GeneratedTokens"),
         ("azure", "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n", "yesterday"),
-        ("burstgpt", "Timestamp,Request tokens,Response tokens\n1,-5,3\n", "must not be negative"),
+        ("burstgpt", "Timestamp,Request tokens,Response tokens\n1,-5,3\n", "must be from 0"),
         ("decisions", '{"at": 1.0, "usage": null, "decision": {"facts": {}}}', "decision.facts.request"),
+        ("decisions", '{"at": 1.0, "decision": {"facts": {"request": 3}}}', "decision.facts.request"),
         ("mooncake", "", "no requests"),
+        ("mooncake", '{"timestamp": "nan", "input_length": 5, "output_length": 1, "hash_ids": []}', "timestamp"),
+        ("mooncake", '{"timestamp": 0, "input_length": 1.5, "output_length": 1, "hash_ids": []}', "input_length"),
+        ("mooncake", '{"timestamp": 0, "input_length": true, "output_length": 1, "hash_ids": []}', "input_length"),
+        (
+            "mooncake",
+            '{"timestamp": 0, "input_length": 10000000000, "output_length": 1, "hash_ids": []}',
+            "from 0 to",
+        ),
+        ("mooncake", '{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [true]}', "hash_ids"),
+        ("burstgpt", "Timestamp,Request tokens,Response tokens\ninf,5,3\n", "line 2: Timestamp"),
+        ("azure", "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "x" * 200_000 + ",1,1\n", "line 2: field larger"),
+        ("azure", "ContextTokens,GeneratedTokens,TIMESTAMP\n1,1\n", "date and time is missing"),
+        ("burstgpt", "Timestamp,Request tokens,Response tokens\n0,5,3\n1e15,5,3\n", "traffic: it lasts"),
     ],
 )
 def test_a_line_that_is_not_of_the_format_is_named(name: str, text: str, what: str) -> None:
-    with pytest.raises(TraceError, match=what):
+    with pytest.raises(ValueError, match=what):
         FORMATS[name](text.splitlines())
