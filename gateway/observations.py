@@ -102,7 +102,7 @@ def _observed(record: dict[str, Any], extra_s: float) -> Observed:
         cached=option.cached_tokens if in_place else int(attempt.get("cached_tokens", 0)),
         start=option.start,
         stop=facts.request.prompt_tokens - 1,
-        ttft_s=record["ttft_s"] + extra_s,
+        ttft_s=record["ttft_s"] - record.get("queue_s", 0.0) + extra_s,
         in_place=in_place,
         prefill_s=attempt.get("prefill_s"),
         wire_bytes=int(attempt.get("wire_bytes", 0)),

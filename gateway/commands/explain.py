@@ -54,7 +54,9 @@ def explain(api: Api, as_json: bool, request_id: str) -> None:
         _decision(record["fallback_decision"])
     click.echo()
     _attempts(record["attempts"])
-    click.echo(f"outcome {record['outcome']}, first token after {seconds(record['ttft_s']) or '-'}")
+    waited = record.get("queue_s") or 0.0
+    queued = f", {seconds(waited)} of it in the gateway's queue" if waited else ""
+    click.echo(f"outcome {record['outcome']}, first token after {seconds(record['ttft_s']) or '-'}{queued}")
 
 
 def _decision(decision: dict[str, Any] | None) -> None:

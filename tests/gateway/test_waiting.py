@@ -14,7 +14,7 @@ from gateway.terms import KeyLimits
 from kvcache.control import GenerateJob, PrefillJob
 from kvcache.wire import Role
 from tests.gateway.conftest import Open, Stage
-from tests.gateway.fakes import FakeNode, answer_well, failing, never, prefill_well
+from tests.gateway.fakes import FakeNode, answer_well, failing, never, prefill_well, receive_kv
 
 
 class Turnstile:
@@ -276,8 +276,6 @@ async def test_a_prefill_node_has_its_slot_again_once_its_kv_has_come(stage: Ope
     turnstile = Turnstile()
 
     async def transferred(node: FakeNode, job: GenerateJob) -> None:
-        from tests.gateway.fakes import receive_kv
-
         await receive_kv(node, job)
         await turnstile(node, GenerateJob(job.generation, job.token_ids, job.sampling, None, job.deadline))
 
@@ -287,3 +285,21 @@ async def test_a_prefill_node_has_its_slot_again_once_its_kv_has_come(stage: Ope
     await one.until(lambda: len(turnstile.came) == 4)
     turnstile.let(4)
     assert {answer.status_code for answer in await asyncio.gather(*tasks)} == {200}
+
+
+async def test_a_newcomer_that_finds_room_does_not_pass_who_waits_for_it(stage: Open) -> None:
+    one = await stage()
+    turnstile = await narrow(one)
+    (decode,) = one.nodes
+    decode.beating = False
+    await decode.heartbeat(queued_jobs=1)
+    session = one.gateway.registry.nodes()[0]
+    await one.until(lambda: not session.free_slots)
+    first = asyncio.create_task(one.complete(words=20))
+    await one.until(lambda: waiting(one) == 1)
+    await decode.heartbeat()
+    second = asyncio.create_task(one.complete(words=21))
+    await one.until(lambda: turnstile.came)
+    turnstile.let(2)
+    await asyncio.gather(first, second)
+    assert turnstile.lengths == sorted(turnstile.lengths)
