@@ -7,7 +7,7 @@ import contextlib
 import re
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ class WhatIf:
         self._deadline_s = deadline_s
         self._busy = False
 
-    async def lines(self, task: Task) -> AsyncIterator[dict[str, Any]]:
+    async def lines(self, task: Task) -> AsyncGenerator[dict[str, Any]]:
         """``{"progress": share}`` as it goes on, at last ``{"answer": ...}``. Raises ApiError.
 
         Closing the iterator ends the worker.
@@ -50,17 +50,19 @@ class WhatIf:
             )
             assert worker.stdin is not None
             assert worker.stdout is not None
-            async with asyncio.timeout(self._deadline_s):
-                worker.stdin.write(msgspec.msgpack.encode(task))
+            # no timeout spans a yield: the lines may be read by another task than the one that asked
+            deadline = asyncio.get_running_loop().time() + self._deadline_s
+            worker.stdin.write(msgspec.msgpack.encode(task))
+            async with asyncio.timeout_at(deadline):
                 await worker.stdin.drain()
-                worker.stdin.close()
-                while line := await worker.stdout.readline():
-                    said: dict[str, Any] = msgspec.json.decode(line)
-                    if "error" in said:
-                        raise refused(said["error"])
-                    yield said
-                    if "answer" in said:
-                        return
+            worker.stdin.close()
+            while line := await _line(worker.stdout, deadline):
+                said: dict[str, Any] = msgspec.json.decode(line)
+                if "error" in said:
+                    raise refused(said["error"])
+                yield said
+                if "answer" in said:
+                    return
             raise ApiError(500, "the simulation ended without an answer", code="what_if_failed")
         except TimeoutError:
             raise ApiError(
@@ -77,6 +79,11 @@ class WhatIf:
                 with contextlib.suppress(ProcessLookupError):
                     worker.kill()
                 await worker.wait()
+
+
+async def _line(out: asyncio.StreamReader, deadline: float) -> bytes:
+    async with asyncio.timeout_at(deadline):
+        return await out.readline()
 
 
 def refused(sentence: str) -> ApiError:

@@ -6,7 +6,8 @@ The answer comes as one JSON object; to whoever accepts ``application/x-ndjson``
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -69,16 +70,39 @@ def add_what_if_routes(
             # the first line decides on the status; what goes wrong later is a line
             first = await anext(lines)
             return StreamingResponse(_told(first, lines), media_type=LINES)
-        answer: dict[str, Any] = {}
+        return json_answer(await _answer(request, lines))
+
+
+async def _told(first: dict[str, Any], lines: AsyncGenerator[dict[str, Any]]) -> AsyncIterator[bytes]:
+    async with aclosing(lines):
+        yield msgspec.json.encode(first) + b"\n"
+        try:
+            async for said in lines:
+                yield msgspec.json.encode(said) + b"\n"
+        except ApiError as error:
+            yield msgspec.json.encode(error.body()) + b"\n"
+
+
+async def _answer(request: Request, lines: AsyncGenerator[dict[str, Any]]) -> dict[str, Any]:
+    """The answer alone; nothing, and no more work for it, once the client has left."""
+    answering, leaving = asyncio.create_task(_last(lines)), asyncio.create_task(_left(request))
+    try:
+        await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+        return answering.result() if answering.done() else {}
+    finally:
+        for each in (answering, leaving):
+            each.cancel()
+        await asyncio.gather(answering, leaving, return_exceptions=True)
+
+
+async def _last(lines: AsyncGenerator[dict[str, Any]]) -> dict[str, Any]:
+    answer: dict[str, Any] = {}
+    async with aclosing(lines):
         async for said in lines:
             answer = said.get("answer", answer)
-        return json_answer(answer)
+    return answer
 
 
-async def _told(first: dict[str, Any], lines: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
-    yield msgspec.json.encode(first) + b"\n"
-    try:
-        async for said in lines:
-            yield msgspec.json.encode(said) + b"\n"
-    except ApiError as error:
-        yield msgspec.json.encode(error.body()) + b"\n"
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -12,6 +12,7 @@ PRESETS = ("case-study",)
 MOST_REQUESTS = 100_000
 MOST_NODES = 10_000
 MOST_SCALE = 1000.0
+MOST_RATE = 1e6
 EVERY = "*"
 """Stands for every remote cluster, in ``link_gbps`` and ``prices``."""
 
@@ -45,8 +46,8 @@ class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             value = getattr(self, name)
             if not (isfinite(value) and 0 < value <= MOST_SCALE):
                 raise ValueError(f"{name}: must be above 0 and at most {MOST_SCALE:g}, got {value}")
-        if self.rate is not None and not (isfinite(self.rate) and self.rate > 0):
-            raise ValueError(f"rate: must be positive, got {self.rate}")
+        if self.rate is not None and not 0 < self.rate <= MOST_RATE:
+            raise ValueError(f"rate: must be above 0 and at most {MOST_RATE:g}, got {self.rate}")
         for name, least, most in (
             ("requests", 100, MOST_REQUESTS),
             ("seed", 0, 2**32 - 1),

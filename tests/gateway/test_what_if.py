@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from click.testing import CliRunner
 
@@ -107,6 +108,29 @@ async def test_a_question_that_takes_too_long_is_ended() -> None:
     assert (late.value.status, late.value.param) == (504, "requests")
 
 
+async def test_the_deadline_holds_whoever_reads_the_lines() -> None:
+    lines = WhatIf(deadline_s=5.0).lines(task(requests=100_000))
+    assert "progress" in await anext(lines)
+
+    async def rest() -> None:
+        async for _ in lines:
+            pass
+
+    async with asyncio.timeout(15):
+        with pytest.raises(ApiError) as late:
+            await asyncio.create_task(rest())
+    assert late.value.status == 504
+
+
+async def test_who_asks_for_one_answer_and_leaves_keeps_nobody_else_waiting(stage: Open) -> None:
+    one = await stage()
+    with pytest.raises(httpx.ReadTimeout):
+        await one.client.post("/v1/plans/what-if", json=PRESET | {"requests": 100_000}, timeout=2.0)
+    async with asyncio.timeout(4):
+        while (await one.client.post("/v1/plans/what-if", json=PRESET)).status_code == 429:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+
+
 def run(*arguments: str) -> Any:
     return CliRunner().invoke(main, ["plan", "what-if", "--preset", "case-study", "--requests", "300", *arguments])
 
@@ -128,12 +152,16 @@ def test_a_preset_needs_no_gateway() -> None:
         (("--add-nodes", "west=1"), "add_nodes.west: no cluster has that name"),
         (("--add-nodes", "1.5"), "--add-nodes 1.5: give a whole number"),
         (("--link-gbps", "fast"), "--link-gbps fast: give a number"),
+        (("--add-nodes", "nan"), "--add-nodes nan: give a number"),
+        (("--add-nodes", "local=inf"), "--add-nodes local=inf: give a number"),
         (("--traffic-scale", "0"), "traffic_scale: must be above 0"),
+        (("--rate", "1e300"), "rate: must be above 0 and at most"),
+        (("--rate", "1e-300"), "traffic: it lasts"),
     ],
 )
 def test_a_wrong_option_is_one_line(arguments: tuple[str, ...], sentence: str) -> None:
     done = run(*arguments)
-    assert (done.exit_code, done.output.startswith(f"Error: {sentence}")) == (1, True), done.output
+    assert (done.exit_code, done.output.startswith(f"Error: {sentence}")) == (2, True), done.output
 
 
 async def test_the_report_is_written_where_it_is_wanted(stage: Open, tmp_path: Path) -> None:
@@ -145,5 +173,9 @@ async def test_the_report_is_written_where_it_is_wanted(stage: Open, tmp_path: P
     told = await prfaas(one, "report", "rebalancing", "--format", "csv")
     assert told.stdout.startswith("figure,value\n")
     wrong = await prfaas(one, "report", "rebalancing", "--since", "yesterday")
-    assert (wrong.exit_code, "give a span such as 30m" in wrong.output) == (1, True)
+    assert (wrong.exit_code, "give a span such as 30m" in wrong.output) == (2, True)
     assert json.loads((await prfaas(one, "report", "rebalancing", "--json")).stdout)["window"]["requests"] == 0
+    one.gateway.keys.create("root", KeyRole.ADMIN)  # from now on a key is asked for
+    refused = await prfaas(one, "report", "rebalancing", "-o", str(page))
+    assert refused.exit_code == 1
+    assert page.read_text().startswith("<!doctype html>")  # the earlier one is whole
