@@ -9,6 +9,7 @@ from urllib.parse import quote
 import click
 
 from gateway.commands.client import Api, gateway_options, print_json
+from gateway.commands.inputs import Finite
 
 POLL_S = 0.5
 _GOOD = "done"
@@ -21,7 +22,7 @@ _GOOD = "done"
 )
 @click.option("--reason", default="asked for by an operator", show_default=True, help="Kept with the conversion.")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Stay until it has ended.")
-@click.option("--timeout", type=click.FloatRange(0, min_open=True), default=900.0, show_default=True, help="Seconds.")
+@click.option("--timeout", type=Finite(0, min_open=True), default=900.0, show_default=True, help="Seconds.")
 @gateway_options
 def convert(api: Api, as_json: bool, node: str, role: str, reason: str, wait: bool, timeout: float) -> None:
     """Drain NODE, change its role, prove it by real work, and route to it again; or put it back."""

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from gateway.commands.client import print_json, print_table
+from gateway.commands.inputs import Finite
 from gateway.commands.proposals import approve, proposals, refuse
 from gateway.commands.what_if import what_if
 from gateway.public_models import LEFT_OUT, MODELS, TOKENS, KvThroughput, kv_throughput
@@ -79,7 +80,7 @@ for command in (proposals, approve, refuse, what_if):
 @plan.command("case-study")
 @click.option(
     "--link-gbps",
-    type=click.FloatRange(0, min_open=True),
+    type=Finite(0, min_open=True),
     default=LINK_GBPS,
     show_default=True,
     help="Egress of the prefill cluster.",

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from gateway.commands.client import Api, gateway_options, print_json, print_table
+from gateway.commands.inputs import Finite, Unusable, check_writable
 from gateway.kv_lookup import BLOCK_TOKENS
 from gateway.measuring import Plan, Prober, Probes
 from gateway.observations import DEFAULT_BATCH, LogUnreadable, Stack, profile, records_in
@@ -39,9 +40,7 @@ TOKENS = 24
 @click.option(
     "--repeats", type=click.IntRange(1, 20), default=3, show_default=True, help="Of each, while time is left."
 )
-@click.option(
-    "--within", type=click.FloatRange(5, 3600), default=120.0, show_default=True, help="Seconds that it may take."
-)
+@click.option("--within", type=Finite(5, 3600), default=120.0, show_default=True, help="Seconds that it may take.")
 @click.option(
     "--batch",
     type=click.IntRange(1, MAX_BATCH),
@@ -65,6 +64,7 @@ def profile_command(
     records. Other traffic meanwhile spoils the figures, and these requests keep blocks in the nodes' prefix caches. It
     takes an admin's or a planner's key. What it writes, prfaas simulate --profile takes.
     """
+    check_writable("--out", out)
     try:
         if log is not None:
             records = records_in(log.read_text())
@@ -73,9 +73,9 @@ def profile_command(
         else:
             measured, probes = _probed(api, longest, lengths, repeats, within, batch)
     except (ValueError, LogUnreadable) as error:
-        raise click.ClickException(f"--from-log {log}: {error}" if log else str(error)) from error
+        raise (Unusable(f"--from-log {log}: {error}") if log else click.ClickException(str(error))) from error
     except OSError as error:
-        raise click.ClickException(f"--from-log {log}: {error.strerror}") from error
+        raise Unusable(f"--from-log {log}: {error.strerror}") from error
     if out is not None:
         try:
             out.write_bytes(measured.encoded())

@@ -6,12 +6,14 @@ import re
 import sys
 import time
 from datetime import UTC, datetime
+from io import BytesIO
 from pathlib import Path
 from urllib.parse import urlencode
 
 import click
 
 from gateway.commands.client import Api, gateway_options
+from gateway.commands.inputs import Finite, Unusable, check_writable
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -30,13 +32,11 @@ def report() -> None:
 )
 @click.option("--since", help="How far back: 90s, 30m, 6h, 2d, or a UTC time such as 2026-01-31T08:00.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write it to this file.")
-@click.option("--tpot-goal-ms", type=click.FloatRange(0, min_open=True), help="Goal for the time per output token.")
-@click.option(
-    "--ttft-floor-s", type=click.FloatRange(0, min_open=True), default=2.0, show_default=True, help="Part of the goal."
-)
+@click.option("--tpot-goal-ms", type=Finite(0, min_open=True), help="Goal for the time per output token.")
+@click.option("--ttft-floor-s", type=Finite(0, min_open=True), default=2.0, show_default=True, help="Part of the goal.")
 @click.option(
     "--ttft-factor",
-    type=click.FloatRange(0, min_open=True),
+    type=Finite(0, min_open=True),
     default=3.0,
     show_default=True,
     help="The goal for TTFT is the floor + this many times the prompt's prefill on the quickest idle node.",
@@ -64,23 +64,25 @@ def rebalancing(
     if output is None:
         api.download(path, sys.stdout.buffer)
         return
+    check_writable("-o", output)
+    made = BytesIO()  # an earlier report stays whole until there is another
+    api.download(path, made)
     try:
-        with output.open("wb") as file:
-            api.download(path, file)
+        output.write_bytes(made.getvalue())
     except OSError as error:
         raise click.ClickException(f"-o {output}: {error.strerror}") from error
     click.echo(f"{output}", err=True)
 
 
 def _moment(since: str, now: float) -> float:
-    """Unix seconds. Raises ClickException."""
+    """Unix seconds. Raises Unusable."""
     span = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", since)
     if span is not None:
         return max(0.0, now - float(span[1]) * _UNITS[span[2]])
     try:
         at = datetime.fromisoformat(since)
     except ValueError:
-        raise click.ClickException(
+        raise Unusable(
             f"--since {since}: give a span such as 30m, 6h or 2d, or a time such as 2026-01-31T08:00"
         ) from None
     return max(0.0, (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp())

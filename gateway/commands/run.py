@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from gateway.commands.inputs import Finite
 from gateway.config import ConfigError, EngineEvents, FallbackPolicy, GatewayConfig
 from kvcache.layout import DType
 from kvcache.quality import Quality
@@ -42,14 +43,14 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option(
     "--remote-slack",
-    type=click.FloatRange(0),
+    type=Finite(0),
     default=0.0,
     show_default=True,
     help="Seconds that a remote way may be predicted slower than the local one and still be taken.",
 )
 @click.option(
     "--price-seconds",
-    type=click.FloatRange(0),
+    type=Finite(0),
     default=0.0,
     show_default=True,
     help="Seconds of time to first token that one unit of the clusters' prices is worth.",
@@ -93,7 +94,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option(
     "--request-timeout",
-    type=click.FloatRange(0, 86400, min_open=True),
+    type=Finite(0, 86400, min_open=True),
     default=1800.0,
     show_default=True,
     help="Seconds for a whole request.",
@@ -103,7 +104,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option(
     "--queue-timeout",
-    type=click.FloatRange(0, 86400, min_open=True),
+    type=Finite(0, 86400, min_open=True),
     default=60.0,
     show_default=True,
     help="Seconds that each may wait.",

@@ -7,6 +7,7 @@ from urllib.parse import quote
 import click
 
 from gateway.commands.client import Api, gateway_options, print_json, print_table
+from gateway.commands.inputs import Finite
 from gateway.commands.rates import rate_options, rates_text
 
 
@@ -19,7 +20,7 @@ def tenants() -> None:
 @click.argument("name")
 @click.option(
     "--weight",
-    type=click.FloatRange(0, min_open=True),
+    type=Finite(0, min_open=True),
     default=1.0,
     show_default=True,
     help="In a full queue it gets work in proportion to this.",

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
+from gateway.commands.inputs import Finite
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 HOURS = 24
@@ -23,8 +25,8 @@ def terms_options(command: F) -> F:
             metavar="A-B=FACTOR,...",
             help="What prices are multiplied by from hour A to before hour B, UTC; 1 in all other hours.",
         ),
-        click.option("--prefill-price", type=click.FloatRange(0), help="Price of a second of prefill on one node."),
-        click.option("--egress-price", type=click.FloatRange(0), help="Price of a GB that leaves it."),
+        click.option("--prefill-price", type=Finite(0), help="Price of a second of prefill on one node."),
+        click.option("--egress-price", type=Finite(0), help="Price of a GB that leaves it."),
         click.option("--trusted/--not-trusted", default=None, help="Whether its operator is trusted."),
         click.option("--region", help="Where it is, as keys name it in --region."),
     ):

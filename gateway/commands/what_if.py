@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import isfinite, nan
 from typing import Any
 
 import click
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from gateway.commands.client import Api, gateway_options, print_json, print_table
+from gateway.commands.inputs import Unusable
 from gateway.report import words
 from scheduler.values import PolicyValues
 from scheduler.what_if.answer import answer
@@ -74,15 +76,18 @@ def _by_cluster(option: str, entries: tuple[str, ...], default: str) -> dict[str
     for entry in entries:
         name, given, value = entry.rpartition("=")
         try:
-            found[name if given else default] = float(value)
+            number = float(value)
         except ValueError:
-            raise click.ClickException(f"{option} {entry}: give a number, or CLUSTER=NUMBER") from None
+            number = nan
+        if not isfinite(number):
+            raise Unusable(f"{option} {entry}: give a number, or CLUSTER=NUMBER")
+        found[name if given else default] = number
     return found
 
 
 def _whole(option: str, value: float) -> int:
     if value != int(value):
-        raise click.ClickException(f"{option} {value:g}: give a whole number")
+        raise Unusable(f"{option} {value:g}: give a whole number")
     return int(value)
 
 
@@ -91,7 +96,7 @@ def _here(body: dict[str, Any], heard: Callable[[float], None]) -> dict[str, Any
         question = msgspec.convert(body, Question)
         found = answer(case_study(), question, PolicyValues(), heard)
     except ValueError as error:
-        raise click.ClickException(str(error)) from error
+        raise Unusable(str(error)) from error
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(found))
     return plain
 

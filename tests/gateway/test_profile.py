@@ -145,7 +145,7 @@ async def test_a_file_that_is_no_log_is_refused(text: str, said: str, tmp_path: 
     log = tmp_path / "log"
     log.write_text(text)
     done = await prfaas("--from-log", str(log))
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert said in done.output
 
 

@@ -76,18 +76,51 @@ def test_requests_and_timeline_are_written_to_files(tmp_path: Path) -> None:
     assert json.loads(viewer.read_text())["traceEvents"]
 
 
+def test_a_trace_that_is_too_short_decides_nothing_about_what_is_sustained() -> None:
+    assert simulate("--trace", str(SAMPLES / "azure.csv"), "--format", "azure")["sustained"] is None
+
+
+MOONCAKE = ("--trace", str(SAMPLES / "mooncake.jsonl"))
+ONE = ("--rate", "1", "--requests", "50")
+
+
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
         ((), "--rate is missing"),
-        (("--rate", "1", "--prefill", "8"), "decode"),
-        (("--rate", "1", "--link-change", "soon"), "SECONDS=GBPS"),
-        (("--rate", "1", "--profile", __file__), "--trace"),
-        (("--trace", str(SAMPLES / "azure.csv"), "--format", "burstgpt"), "Timestamp"),
+        (("--rate", "nan"), "--rate"),
+        (("--rate", "inf"), "--rate"),
+        (("--rate", "1e-300", "--requests", "50"), "raise the rate"),
+        ((*ONE, "--seed", "-1"), "--seed"),
+        ((*ONE, "--prefill", "8"), "decode"),
+        ((*ONE, "--link-gbps", "nan"), "--link-gbps"),
+        ((*ONE, "--conversion-s", "inf", "--roles", "fractional"), "--conversion-s"),
+        ((*ONE, "--link-change", "soon"), "SECONDS=GBPS"),
+        ((*ONE, "--link-change", "nan=1"), "--link-change nan=1"),
+        ((*ONE, "--link-change", "1=nan"), "--link-change 1=nan"),
+        ((*ONE, "--csv", "/nowhere/requests.csv"), "--csv /nowhere/requests.csv: No such file"),
+        ((*ONE, "--timeline", "/nowhere/spans.json"), "--timeline /nowhere/spans.json: No such file"),
+        ((*ONE, "--profile", __file__), "--trace"),
+        ((*MOONCAKE, "--profile", __file__), f"--profile {__file__}"),
+        ((*ONE, "--format", "azure"), "--format goes with --trace"),
+        ((*ONE, "--store-gb", "1"), "--store-gb goes with --trace"),
+        ((*ONE, "--cv", "2"), "--cv goes with --arrivals bursty"),
+        ((*ONE, "--tpot-budget", "0.2"), "--tpot-budget goes with --roles fractional"),
+        ((*MOONCAKE, "--requests", "5"), "--requests is of drawn requests"),
+        ((*MOONCAKE, "--rate", "5", "--speed", "2"), "--rate and --speed"),
+        (("--trace", str(SAMPLES / "azure.csv"), "--format", "burstgpt"), "azure.csv, read as burstgpt: line 1"),
+        (("--trace", "/bin/ls"), "--trace /bin/ls: it is no UTF-8 text"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused_in_a_line(arguments: tuple[str, ...], what: str) -> None:
     done = CliRunner().invoke(main, ["simulate", *arguments])
-    assert done.exit_code != 0
+    assert done.exit_code == 2
     assert what in done.output
-    assert "Traceback" not in done.output
+    assert isinstance(done.exception, SystemExit)
+    assert done.stdout == ""
+
+
+def test_a_full_disk_is_said_in_a_line() -> None:
+    done = CliRunner().invoke(main, ["simulate", *ONE, "--csv", "/dev/full"])
+    assert (done.exit_code, isinstance(done.exception, SystemExit)) == (1, True)
+    assert "No space left" in done.stderr
