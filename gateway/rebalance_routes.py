@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import FastAPI, Path, Query, Request, Response
 
 from gateway.answers import json_answer, needs
 from gateway.errors import ApiError, bad_field
@@ -16,6 +16,8 @@ from kvcache.wire import Role as NodeRole
 
 BodyOf = Callable[[Request, type[Any]], Awaitable[Any]]
 
+MOST_NUMBER = 2**63 - 1
+"""That a row of the state can have."""
 _ROLES = {"prefill": NodeRole.PREFILL, "decode": NodeRole.DECODE}
 
 
@@ -43,7 +45,7 @@ def add_rebalance_routes(api: FastAPI, rebalancing: Rebalancing, body_of: BodyOf
         return json_answer({"conversions": history.conversions(limit)})
 
     @api.get("/v1/conversions/{number}", dependencies=[needs(Role.OPERATOR, Role.PLANNER)])
-    async def one_conversion(number: int) -> Response:
+    async def one_conversion(number: Annotated[int, Path(le=MOST_NUMBER)]) -> Response:
         record = conversions.record(number)
         if record is None:
             raise ApiError(404, f"no conversion has number {number}", code="conversion_not_found")

@@ -248,3 +248,9 @@ async def test_a_conversion_that_a_gateway_left_unfinished_ends_as_interrupted_a
     assert (await ended(one, started.id + 1))["phase"] == "done"
     listed = (await one.client.get("/v1/conversions")).json()["conversions"]
     assert [each["phase"] for each in listed] == ["done", "interrupted"]
+
+
+async def test_a_number_that_no_conversion_can_have_is_an_answer_and_no_failure(stage: Open) -> None:
+    one = await stage()
+    statuses = [(await one.client.get(f"/v1/conversions/{number}")).status_code for number in (-1, 2**63 - 1, 10**20)]
+    assert statuses == [404, 404, 400]
