@@ -33,7 +33,10 @@ def check_writable(option: str, file: Path | None) -> None:
     """Find out before minutes are spent on what could not be kept; the file stays as it is. Raises Unusable."""
     if file is None:
         return
+    there = file.exists()
     try:
         file.open("ab").close()
+        if not there:
+            file.unlink()
     except OSError as error:
         raise Unusable(f"{option} {file}: {error.strerror}") from error

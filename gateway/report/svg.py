@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
-from typing import Protocol
 
 FONT_PX = 13.0
 CHAR_PX = 0.62 * FONT_PX
@@ -53,14 +52,6 @@ class Frame:
     def wide(self) -> bool:
         """Whether there is room for long labels."""
         return self.width >= 600
-
-
-class Scale(Protocol):
-    """From a value to px."""
-
-    def __call__(self, value: float) -> float:
-        """Where it lies."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

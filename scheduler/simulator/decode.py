@@ -143,14 +143,6 @@ class DecodeNode:
             self.name, self._mixed_tokens, MOST_JOBS, slow, cached, held, queued_s=max(0.0, left_s) / share
         )
 
-    def assign(self) -> None:
-        """A request will decode here."""
-        self.assigned += 1
-
-    def unassign(self) -> None:
-        """It will not, or it is done."""
-        self.assigned -= 1
-
     def ready(self, job: Job, now: float) -> None:
         """A request's cache is here."""
         if self.active < self.batch:

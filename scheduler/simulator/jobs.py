@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import nan
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,10 +24,8 @@ class Job:
         "blocks",
         "cached",
         "decode_node",
-        "done_at",
         "done_s",
         "fell_back",
-        "first_at",
         "flow",
         "held",
         "index",
@@ -62,5 +59,3 @@ class Job:
         self.done_s = 0.0
         self.wire_bytes = 0.0
         self.flow: Flow | None = None
-        self.first_at = nan
-        self.done_at = nan

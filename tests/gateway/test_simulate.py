@@ -124,3 +124,11 @@ def test_a_full_disk_is_said_in_a_line() -> None:
     done = CliRunner().invoke(main, ["simulate", *ONE, "--csv", "/dev/full"])
     assert (done.exit_code, isinstance(done.exception, SystemExit)) == (1, True)
     assert "No space left" in done.stderr
+
+
+def test_what_is_refused_leaves_no_file_and_an_earlier_one_whole(tmp_path: Path) -> None:
+    new, earlier = tmp_path / "new.csv", tmp_path / "earlier.json"
+    earlier.write_text("kept")
+    arguments = ("--prefill", "8", "--csv", str(new), "--timeline", str(earlier))
+    assert CliRunner().invoke(main, ["simulate", *ONE, *arguments]).exit_code == 2
+    assert (new.exists(), earlier.read_text()) == (False, "kept")
