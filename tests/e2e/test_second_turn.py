@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,10 +55,12 @@ def cached(answer: httpx.Response) -> int:
 
 
 def settle(stack: RunningStack) -> None:
-    """Wait until nothing is at hand; the gateway has heard by then what nodes keep of what was."""
+    """Wait until nothing is at hand and a beat has told what the decode node keeps: what it stored was told before."""
     stack.await_idle()
-    kept = [node["heartbeat"]["pages_cached"] for node in stack.nodes().values() if node["role"] == "decode"]
-    assert all(kept)
+    deadline = time.monotonic() + 10
+    while not all(n["heartbeat"]["pages_cached"] for n in stack.nodes().values() if n["role"] == "decode"):
+        assert time.monotonic() < deadline, "the decode node keeps nothing"
+        time.sleep(0.1)
 
 
 @pytest.fixture(scope="module", params=["qwen3_next", "gemma3_text"])

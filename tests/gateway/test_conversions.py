@@ -216,14 +216,14 @@ async def test_a_conversion_that_could_not_work_is_refused_naming_why(
 
 async def test_one_node_is_converted_once_at_a_time(stage: Open) -> None:
     one = await stage()
-    _, _, d2 = await three(one)
+    _, d1, _ = await three(one)
     gate = asyncio.Event()
 
-    async def held(node: FakeNode, job: PrefillJob) -> None:
+    async def held(node: FakeNode, job: GenerateJob) -> None:
         await gate.wait()
-        await prefill_well(node, job)
+        await two_tokens(node, job)
 
-    d2.on_prefill = held
+    d1.on_generate = held  # whoever speaks decides when the verification is over
     number = (await convert(one, "d2", "prefill"))["id"]
     again = await one.client.post("/v1/nodes/d2/role", json={"role": "prefill"})
     assert again.json()["error"]["code"] == "conversion_running"
