@@ -11,11 +11,10 @@ from enum import StrEnum
 
 import msgspec
 
-from gateway.state import State
+from gateway.state import OutsideChanges, State
 from gateway.terms import KeyLimits
 
 PREFIX = "prfaas-"
-LOOK_EVERY_S = 0.5
 NO_LIMITS = KeyLimits()
 
 
@@ -73,8 +72,7 @@ class KeyBook:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._seen = -1
-        self._looked_at = float("-inf")
+        self._outside = OutsideChanges(state)
         self._by_digest: dict[bytes, KeyEntry] = {}
         self._refresh()
 
@@ -120,13 +118,7 @@ class KeyBook:
         return bool(found)
 
     def _refresh(self) -> None:
-        now = time.monotonic()
-        if now < self._looked_at + LOOK_EVERY_S:
-            return
-        self._looked_at = now
-        version = self._state.outside_changes()
-        if version != self._seen:
-            self._seen = version
+        if self._outside.changed():
             self._load()
 
     def _load(self) -> None:

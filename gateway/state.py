@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,8 @@ from gateway.errors import ApiError
 
 LOCK_WAIT_S = 1.0
 """How long a statement may wait for another process; the event loop waits with it, and a node's lease is 3.5 s."""
+LOOK_EVERY_S = 0.5
+"""How often what is cached of the file is held against what other processes did to it."""
 SCHEMA_VERSION = 4
 
 _SCHEMA = """
@@ -109,3 +112,24 @@ class State:
         """Close the file. Idempotent."""
         with self._lock:
             self._db.close()
+
+
+class OutsideChanges:
+    """Whether another process has written to the state since it was last asked; it is looked at twice a second."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._seen = -1
+        self._looked_at = float("-inf")
+
+    def changed(self) -> bool:
+        """True for the first question, too: nothing was read before it. Raises as ``State.outside_changes``."""
+        now = time.monotonic()
+        if now < self._looked_at + LOOK_EVERY_S:
+            return False
+        self._looked_at = now
+        version = self._state.outside_changes()
+        if version == self._seen:
+            return False
+        self._seen = version
+        return True

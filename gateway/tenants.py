@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 import msgspec
 
-from gateway.keys import LOOK_EVERY_S
-from gateway.state import State
+from gateway.state import OutsideChanges, State
 from gateway.terms import TenantTerms, check_name
 
 NO_TERMS = TenantTerms()
@@ -18,8 +15,7 @@ class Tenants:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._seen = -1
-        self._looked_at = float("-inf")
+        self._outside = OutsideChanges(state)
         self._terms: dict[str, TenantTerms] = {}
         self._refresh()
 
@@ -48,13 +44,7 @@ class Tenants:
         return bool(found)
 
     def _refresh(self) -> None:
-        now = time.monotonic()
-        if now < self._looked_at + LOOK_EVERY_S:
-            return
-        self._looked_at = now
-        version = self._state.outside_changes()
-        if version != self._seen:
-            self._seen = version
+        if self._outside.changed():
             self._load()
 
     def _load(self) -> None:

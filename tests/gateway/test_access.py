@@ -12,9 +12,9 @@ import pytest
 
 from gateway.app import Gateway
 from gateway.config import GatewayConfig
-from gateway.keys import LOOK_EVERY_S, KeyBook, Role
+from gateway.keys import KeyBook, Role
 from gateway.model import ServedModel
-from gateway.state import State
+from gateway.state import LOOK_EVERY_S, State
 
 BODY = {"model": "tiny", "prompt": "ab"}
 CLOSED = [
