@@ -12,8 +12,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from kvcache.layout import GroupKind, KVLayout
+from kvcache.layout import KVLayout
 from scheduler.lengths import FloatArray
+from scheduler.sizes import size_facts
 
 Tokens = TypeVar("Tokens", float, FloatArray)
 
@@ -66,17 +67,8 @@ class KvSize:
     @classmethod
     def of(cls, layout: KVLayout) -> KvSize:
         """Equal to ``layout.s_kv`` for every positive number of tokens."""
-        fixed = per_token = 0
-        windows = []
-        for group in layout.groups:
-            nbytes = sum(layer.nbytes for layer in group.layers)
-            if group.kind is GroupKind.STATE:
-                fixed += nbytes
-            elif group.window is not None:
-                windows.append((group.window - 1, nbytes))
-            else:
-                per_token += nbytes
-        return cls(fixed, per_token, tuple(windows))
+        sizes = size_facts(layout)
+        return cls(sizes.state, sizes.per_token, sizes.windows)
 
     def nbytes(self, tokens: Tokens) -> Tokens:
         """S_kv, elementwise, for positive lengths."""
