@@ -24,7 +24,6 @@ from gateway.keys import KeyBook
 from gateway.kv_index import KvIndex
 from gateway.kv_upkeep import KvUpkeep
 from gateway.leadership import SoleGateway
-from gateway.life import Services
 from gateway.metrics import Metrics
 from gateway.model import ServedModel
 from gateway.observing import Observer
@@ -32,6 +31,7 @@ from gateway.rebalance_metrics import RebalanceGauges
 from gateway.rebalancing import Rebalancing
 from gateway.registry import Registry
 from gateway.routes import build_routes
+from gateway.services import Services
 from gateway.state import State
 from gateway.stream import ControlStreams
 from gateway.tenants import Tenants

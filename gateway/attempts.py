@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
 import time
 from collections import deque
@@ -14,11 +13,10 @@ from typing import Any, Protocol
 from msgspec import structs
 
 from gateway import plausible
+from gateway.failures import AttemptFailed, node_gone, not_sent, told_by
 from gateway.sessions import NodeLost, NodeSession, Prefilling, codec_quality
 from kvcache.control import (
-    Cancelled,
     Delta,
-    Failed,
     Finished,
     FromNode,
     GenerateJob,
@@ -32,23 +30,7 @@ from scheduler.decision import Option
 from scheduler.links import LinkState
 
 MAX_UNREAD_DELTAS = 8192
-MAX_DETAIL_CHARS = 500
-_WORD = re.compile(r"[a-z][a-z0-9_]{0,39}")
 HEARSAY_S = 0.5
-
-
-class AttemptFailed(Exception):
-    """The attempt is over. ``stage`` and ``cause`` are short words, safe to log; ``node_id`` says where it was noticed.
-
-    ``detail`` is a node's own text, for operators only.
-    """
-
-    def __init__(self, stage: str, cause: str, detail: str = "", node_id: str | None = None) -> None:
-        self.stage = stage if _WORD.fullmatch(stage) else "other"
-        self.cause = cause if _WORD.fullmatch(cause) else "other"
-        self.detail = detail[:MAX_DETAIL_CHARS]
-        self.node_id = node_id
-        super().__init__(f"stage={self.stage} cause={self.cause} node={node_id} detail={self.detail!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +125,7 @@ class Attempt:
                 self.leg.node.send(self.leg.job)
             self.decode.send(self._job)
         except NodeLost as lost:
-            self._fail(AttemptFailed("queue", "node_lost", str(lost)))
+            self._fail(not_sent(lost))
 
     async def next(self, timeout_s: float) -> Delta | Finished:
         """The next piece of the answer. Raises AttemptFailed, and TimeoutError after ``timeout_s``."""
@@ -196,19 +178,14 @@ class Attempt:
                     self._fail(AttemptFailed("transfer", "codec", detail, node.node_id))
             case Delta() | Finished() if node is self.decode and self._transferred:
                 self._on_answer(message)
-            case Failed():
-                self._on_failed(AttemptFailed(message.stage, message.cause, message.detail, node.node_id))
-            case Cancelled():
-                self._fail(AttemptFailed("queue", "cancelled_by_node", node_id=node.node_id))
             case _:
-                detail = f"{type(message).__name__} out of turn"
-                self._fail(AttemptFailed("transfer", "protocol", detail, node.node_id))
+                self._on_failed(told_by(node.node_id, message))
 
     def on_node_lost(self, node: NodeSession, cause: str) -> None:
         """One of the two nodes is gone. A prefill node whose transfer is committed is not missed."""
         if self._is_prefill(node) and self._transferred:
             return
-        self._fail(AttemptFailed("node", "node_lost", cause, node.node_id))
+        self._fail(node_gone(node.node_id, cause))
 
     def record(self) -> dict[str, Any]:
         """This attempt as a decision record keeps it."""

@@ -20,9 +20,10 @@ from gateway.errors import ApiError, bad_field
 from gateway.exchange import JSON, SSE, Exchange, read_body
 from gateway.keys import Principal, Role
 from gateway.kv_lookup import BLOCK_TOKENS
-from gateway.life import RequestLife, Services
+from gateway.life import RequestLife
 from gateway.openai.requests import GenerationRequest, parse_chat, parse_completion
 from gateway.openai.responses import Answer
+from gateway.services import Services
 from gateway.tokenizing import Tokenizing
 from kvcache.chain_cache import ChainCache
 from kvcache.control import Finished

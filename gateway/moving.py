@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway import plausible
-from gateway.attempts import AttemptFailed
+from gateway.failures import AttemptFailed, node_gone, not_sent, told_by
 from gateway.sessions import NodeLost, NodeSession, codec_quality
-from kvcache.control import Cancelled, Failed, FromNode, SharePrefix, TakePrefix, TransferDone
+from kvcache.control import FromNode, SharePrefix, TakePrefix, TransferDone
 from kvcache.quality import Quality
 from scheduler.decision import Move
 from scheduler.links import LinkState
@@ -76,7 +76,7 @@ class PrefixMove:
             orders.source.send(orders.share)
             orders.target.send(orders.take)
         except NodeLost as lost:
-            self._fail(AttemptFailed("queue", "node_lost", str(lost)))
+            self._fail(not_sent(lost))
 
     def close(self) -> None:
         """Nobody waits for it any more. Idempotent."""
@@ -88,17 +88,12 @@ class PrefixMove:
         match message:
             case TransferDone() if node is self._orders.target and self._can_be(message):
                 self._moved(message)
-            case Failed():
-                self._fail(AttemptFailed(message.stage, message.cause, message.detail, node.node_id))
-            case Cancelled():
-                self._fail(AttemptFailed("queue", "cancelled_by_node", node_id=node.node_id))
             case _:
-                detail = f"{type(message).__name__} out of turn"
-                self._fail(AttemptFailed("transfer", "protocol", detail, node.node_id))
+                self._fail(told_by(node.node_id, message))
 
     def on_node_lost(self, node: NodeSession, cause: str) -> None:
         """One of the two nodes is gone."""
-        self._fail(AttemptFailed("node", "node_lost", cause, node.node_id))
+        self._fail(node_gone(node.node_id, cause))
 
     def record(self) -> dict[str, Any]:
         """This move as a decision record keeps it."""

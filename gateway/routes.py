@@ -18,7 +18,6 @@ from gateway.errors import ApiError, bad_field
 from gateway.exchange import read_body
 from gateway.keys import KeyBook, Role
 from gateway.kv_index import KvIndex
-from gateway.life import Services
 from gateway.metrics import CONTENT_TYPE
 from gateway.openai.requests import MAX_PROMPT_IDS, chat_messages, convert, decode_json
 from gateway.rebalance_routes import add_rebalance_routes
@@ -26,6 +25,7 @@ from gateway.rebalancing import Rebalancing
 from gateway.registry import Cluster, Dial
 from gateway.report.gathering import ReportSource
 from gateway.report_routes import add_report_routes
+from gateway.services import Services
 from gateway.terms import ClusterTerms, KeyLimits
 from gateway.tokenizing import Tokenizing
 from gateway.views import cluster_view, key_view, node_view, prefix_view

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 
-from gateway.attempts import Attempt, AttemptFailed
+from gateway.attempts import Attempt
 from gateway.building import AttemptBuilder, Prompted
 from gateway.executors import ConversionFailed
+from gateway.failures import AttemptFailed
 from gateway.model import ServedModel
 from gateway.registry import Registry
 from gateway.sessions import NodeSession

@@ -1,0 +1,38 @@
+"""What every request shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.affinity import Affinity
+from gateway.building import AttemptBuilder
+from gateway.config import GatewayConfig
+from gateway.decisions import Decisions
+from gateway.kv_lookup import PrefixLookup
+from gateway.metrics import Metrics
+from gateway.model import ServedModel
+from gateway.registry import Registry
+from gateway.threshold import Threshold
+from gateway.traffic import TrafficMeter
+from gateway.waiting import WaitingRoom
+from scheduler.budget import FallbackBudget
+from scheduler.policy import RoutingPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Handed to each request's life by whoever composed them."""
+
+    config: GatewayConfig
+    model: ServedModel
+    registry: Registry
+    policy: RoutingPolicy
+    budget: FallbackBudget
+    builder: AttemptBuilder
+    decisions: Decisions
+    metrics: Metrics
+    threshold: Threshold
+    meter: TrafficMeter
+    prefixes: PrefixLookup
+    affinity: Affinity
+    waiting: WaitingRoom
