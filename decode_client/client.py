@@ -56,7 +56,7 @@ class DecodeClient:
 
     @property
     def running(self) -> int:
-        """Generations that the engine holds."""
+        """Answers that the engine holds."""
         return sum(generation.speaking for generation in self._generations.values())
 
     @property
@@ -76,9 +76,9 @@ class DecodeClient:
         except ValueError as error:
             self._refuse(order.generation, "bad_order", str(error))
             return
-        at_hand = sum(not each.told for each in self._generations.values())
-        if at_hand >= self._context.limits.max_jobs:
-            self._refuse(order.generation, "queue_full", f"{at_hand} generations are at hand")
+        at_hand = sum(each.untold for each in self._generations.values())
+        if at_hand + order.answers > self._context.limits.max_jobs:
+            self._refuse(order.generation, "queue_full", f"{at_hand} answers are at hand")
             return
         self._generations[order.generation] = generation
         if generation.ticket is not None:
@@ -179,6 +179,9 @@ class DecodeClient:
         """The job, checked. Raises TicketError, ValueError naming what is wrong with the order."""
         if not order.token_ids:
             raise ValueError("token_ids: empty, at least one token is needed")
+        if not 1 <= order.answers <= self._context.limits.max_answers:
+            most = self._context.limits.max_answers
+            raise ValueError(f"answers: {order.answers}, this node gives 1 to {most} to one prompt")
         now, loop_now = self._now(), asyncio.get_running_loop().time()
         deadline = fetch_deadline = loop_now + order.deadline - now
         ticket = None

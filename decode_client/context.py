@@ -23,6 +23,8 @@ from kvcache.transport import KvEndpoint
 class ClientLimits:
     """Times in seconds. ``scratch_bytes`` bounds what one peer may have sent that is not yet decoded.
 
+    At most ``max_answers`` are spoken to one prompt.
+
     A batch is what one thread decodes and checks at once, or only checks where nothing is encoded. Every ``ack_every``
     verified pieces are acknowledged. After the Manifest the next missing piece is awaited for ``straggler_s``: longer
     than it takes to notice a lost connection. Up to ``early_bytes`` (raw) of a transfer may come before its Grant where
@@ -30,6 +32,7 @@ class ClientLimits:
     """
 
     max_jobs: int = 64
+    max_answers: int = 16
     clock_skew_s: float = 2.0
     batch_bytes: int = 1 << 20
     digest_batch_bytes: int = 4 << 20

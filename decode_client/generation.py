@@ -1,5 +1,7 @@
 """One request being answered: fetch its KV where there is any to fetch, load it, speak, and give everything back.
 
+Several answers to one prompt are spoken from one fetch; they end together where one ends badly.
+
 The task that runs a ``Generation`` owns its pages. They go back when the engine has copied them, or when the engine,
 the decoding threads and the wire have all let go of them, however the generation ended.
 """
@@ -8,12 +10,11 @@ from __future__ import annotations
 
 import asyncio
 
+from decode_client.answer import Answer, others
 from decode_client.context import ClientContext
-from decode_client.detokenizer import Detokenizer
 from decode_client.fetch import Fetch
 from decode_client.prefix import Prefix
 from decode_client.scratch import Scratch
-from decode_client.speech import Speech
 from engines.protocol import (
     Checkpoint,
     EngineLost,
@@ -28,10 +29,9 @@ from engines.protocol import (
     Stored,
     Token,
 )
-from engines.running import EngineRun
 from kvcache.blocks import PageTable
 from kvcache.chain import TokenChain
-from kvcache.control import Finished, GenerateJob
+from kvcache.control import AnswerEnded, Finished, GenerateJob
 from kvcache.fate import Ending, JobEnded, JobFate
 from kvcache.plan import TransferPlan, plan_transfer
 from kvcache.threadwork import ThreadWork
@@ -69,28 +69,29 @@ class Generation:
         self._fetch_deadline = fetch_deadline
         self._owner = f"staging:{order.generation}"
         self._threads = ThreadWork(context.executor)
-        self._run: EngineRun | None = None
         self._prefix: Prefix | None = None
         self._cached_tokens = 0
-        self._turn = asyncio.Event()
-        sampling = order.sampling
-        detokenizer = Detokenizer(context.tokenizer, order.token_ids, sampling.stop, sampling.include_stop)
-        self._speech = Speech(order.generation, detokenizer, context.report)
+        self._answers = [Answer(context, order, number) for number in range(order.answers)]
 
     @property
-    def speaking(self) -> bool:
-        """Whether the engine works on it."""
-        return self._run is not None and not self._run.ended
+    def untold(self) -> int:
+        """How many answers are not said to their end."""
+        return sum(not answer.told for answer in self._answers)
+
+    @property
+    def speaking(self) -> int:
+        """How many answers the engine works on."""
+        return sum(answer.run is not None and not answer.run.ended for answer in self._answers)
 
     @property
     def waiting(self) -> bool:
         """Whether the engine has not seen it yet."""
-        return self._run is None
+        return self._answers[0].run is None
 
     @property
     def tokens_to_prefill(self) -> int:
         """Prompt tokens that this node has still to compute itself."""
-        if self.ticket is not None or self._speech.tokens:
+        if self.ticket is not None or any(answer.speech.tokens for answer in self._answers):
             return 0
         return len(self._order.token_ids) - (0 if self._prefix is None else self._prefix.cached_tokens)
 
@@ -101,10 +102,10 @@ class Generation:
             ending = None  # what went wrong afterwards is nothing to those who asked
         if self.fetch is not None and ending is not None:
             self.fetch.abort(ending)
-        if self._run is not None:
-            last = await self._run.stop(self._context.limits.engine_patience_s)
+        for answer in self._answers:
+            last = None if answer.run is None else await answer.run.stop(self._context.limits.engine_patience_s)
             if isinstance(last, JobCancelled):
-                self.prefilled_tokens = last.prefilled_tokens
+                self.prefilled_tokens = max(self.prefilled_tokens, last.prefilled_tokens)
         await self._threads.settle()
         if self.fetch is not None:
             await self.fetch.settle()
@@ -144,16 +145,28 @@ class Generation:
             order.priority,
         )
         self._cached_tokens = table.stop if table is not None and self.ticket is None else 0
-        self._run = EngineRun(engine, command, self._on_event)
-        self._run.on_end(self._turn.set)
-        await self._turn.wait()
-        if self._speech.stop_text is None:
-            await self._engine_end(self._run)
+        for answer, like in zip(self._answers[1:], others(command, order.answers), strict=True):
+            answer.start(engine, like, self._on_event)
+        self._answers[0].start(engine, command, self._on_event)
+        first, *beside = (self._follow(answer) for answer in self._answers)
+        following = [asyncio.create_task(each) for each in beside]
+        try:
+            await asyncio.gather(first, *following) if following else await first
+        finally:
+            for task in following:
+                task.cancel()
+
+    async def _follow(self, answer: Answer) -> None:
+        """Return when this answer is said, and the engine is done with it where that matters. Raises JobEnded."""
+        assert answer.run is not None
+        await answer.turn.wait()
+        if answer.speech.stop_text is None:
+            await self._engine_end(answer)
             return
-        self._finished("stop")
-        if self._prefix is not None:
-            self._run.finish()  # what it has said so far is worth keeping
-            await self._engine_end(self._run)
+        self._finished(answer, "stop")
+        if self._prefix is not None or len(self._answers) > 1:
+            answer.run.finish()  # what it has said so far is worth keeping, and others may go on
+            await self._engine_end(answer)
 
     def _chain(self) -> TokenChain:
         """The prompt as the cache knows it. Runs in a thread."""
@@ -189,59 +202,71 @@ class Generation:
     def _prefix_gone(self) -> None:
         self.fate.end("prefix_gone", "its held blocks gave way to a job whose turn it was", stage="transfer")
 
-    async def _engine_end(self, run: EngineRun) -> None:
+    async def _engine_end(self, answer: Answer) -> None:
+        assert answer.run is not None
         try:
-            last = await run.wait()
+            last = await answer.run.wait()
         except EngineLost as lost:
-            if self.told:
+            if answer.told:
                 return
             raise JobEnded("engine_lost", str(lost)) from lost
         match last:
-            case _ if self.told:
+            case _ if answer.told:
                 return
             case GenerationFinished(reason=reason):
-                self._finished(reason)
+                self._finished(answer, reason)
             case JobFailed(cause=cause, detail=detail):
                 raise JobEnded(cause, detail)
             case _:
                 raise JobEnded("engine_cancelled", "the engine gave the job up")
 
-    def _finished(self, reason: str) -> None:
-        speech = self._speech
-        self.told = True
+    def _finished(self, answer: Answer, reason: str) -> None:
+        """This answer is said to its end, and with the last of them all that was asked for."""
+        speech = answer.speech
+        answer.told = True
+        self.told = all(each.told for each in self._answers)
         speech.finish()
         if speech.stop_text is not None:
             reason = "stop"
-        prompt = len(self._order.token_ids)
-        self._context.report(Finished(self.job, reason, prompt, speech.tokens, self._cached_tokens, speech.stop_text))
+        several = len(self._answers) > 1
+        if several:
+            self._context.report(AnswerEnded(self.job, answer.number, reason, speech.stop_text))
+        if self.told:
+            spoken = sum(each.speech.tokens for each in self._answers)
+            prompt, stop_text = len(self._order.token_ids), None if several else speech.stop_text
+            self._context.report(Finished(self.job, reason, prompt, spoken, self._cached_tokens, stop_text))
 
-    def _on_event(self, event: JobEvent) -> None:
+    def _on_event(self, answer: Answer, event: JobEvent) -> None:
         match event:
             case Loaded():
-                self._loaded()
+                self._loaded(answer)
             case Token():
-                self._token(event)
-            case Spoken(reason=reason) if not self.fate.over and self._speech.stop_text is None:
-                self._finished(reason)
-            case Offered() if self._prefix is not None and self._run is not None:
-                self._prefix.offered(event, self._run)
+                self._token(answer, event)
+            case Spoken(reason=reason) if not self.fate.over and not answer.told and answer.speech.stop_text is None:
+                self._finished(answer, reason)
+            case Offered() if self._prefix is not None and answer.run is not None:
+                self._prefix.offered(event, answer.run)
             case Stored() if self._prefix is not None:
                 self._prefix.stored(event)
 
-    def _token(self, token: Token) -> None:
+    def _token(self, answer: Answer, token: Token) -> None:
         """What comes after the end is said to nobody, but the engine may still offer blocks that it is in."""
-        if self._prefix is not None:
+        if self._prefix is not None and not answer.number:
             self._prefix.said(token.token_id)
         if self.fate.over:
             return
         self.fate.stage = "decode"
-        self._speech.say(token)
-        if self._speech.stop_text is not None:
-            self._turn.set()
+        answer.speech.say(token)
+        if answer.speech.stop_text is not None:
+            answer.turn.set()
 
-    def _loaded(self) -> None:
+    def _loaded(self, answer: Answer) -> None:
         """The engine has copied what lay in the pool: all of the prompt, or where it goes on in place."""
+        answer.loaded = True
+        if not all(each.loaded for each in self._answers):
+            return
         if self._prefix is not None:
             self._prefix.loaded()
         self._context.room.release(self._owner)
-        self.fate.stage = "decode" if self.ticket is not None else "prefill"
+        if not any(each.speech.tokens for each in self._answers):
+            self.fate.stage = "decode" if self.ticket is not None else "prefill"

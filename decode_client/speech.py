@@ -13,12 +13,15 @@ from kvcache.control import Delta, TokenLogprob
 class Speech:
     """Tokens that arrive in one turn of the event loop leave as one Delta, at the start of the next."""
 
-    def __init__(self, generation: str, detokenizer: Detokenizer, report: Callable[[Delta], None]) -> None:
+    def __init__(
+        self, generation: str, detokenizer: Detokenizer, report: Callable[[Delta], None], answer: int = 0
+    ) -> None:
         self.tokens = 0
         """Tokens said, those of a stop string included."""
         self.stop_text: str | None = None
         """The stop string that was met; after it nothing more is said."""
         self._generation = generation
+        self._answer = answer
         self._detokenizer = detokenizer
         self._report = report
         self._text: list[str] = []
@@ -51,7 +54,7 @@ class Speech:
             self._flush = None
         text, tokens, logprobs = "".join(self._text), tuple(self._token_ids), tuple(self._logprobs)
         if text or tokens:
-            self._report(Delta(self._generation, text, tokens, logprobs or None))
+            self._report(Delta(self._generation, text, tokens, logprobs or None, self._answer))
         self._text, self._token_ids, self._logprobs = [], [], []
 
     def _add(self, said: Said) -> None:

@@ -51,6 +51,10 @@ class GenerateCommand(msgspec.Struct, frozen=True, tag=True):
     token itself, as a step of one token. ``checkpoints`` are offered as they are computed in place, and once the answer
     has ended its full blocks from ``keep_from`` on (None: none of them). Of those that wait the least ``priority`` is
     first.
+
+    ``beside`` names a generation of the same prompt that is submitted after this one: an engine may compute the prompt
+    for that one alone and share the result, and one that does not has all that it needs here. Whoever submits them ends
+    this one, where that one comes to no token.
     """
 
     job: str
@@ -61,6 +65,7 @@ class GenerateCommand(msgspec.Struct, frozen=True, tag=True):
     checkpoints: tuple[Checkpoint, ...] = ()
     keep_from: int | None = None
     priority: int = 0
+    beside: str = ""
 
 
 class StoreCommand(msgspec.Struct, frozen=True, tag=True):

@@ -21,6 +21,7 @@ from gateway.registry import Registry
 from gateway.sessions import NodeLost, NodeSession
 from kvcache import control
 from kvcache.control import (
+    AnswerEnded,
     Beat,
     Cancelled,
     ControlError,
@@ -167,7 +168,7 @@ class ControlStreams:
                 self._heard(session, message)
             case PrefillStarted() | PrefillDone() | TransferDone():
                 self._to_owner(session, message.transfer.hex(), message)
-            case Delta() | Finished():
+            case Delta() | AnswerEnded() | Finished():
                 self._to_owner(session, message.generation, message)
             case Failed():
                 self._to_owner(session, message.job, message)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from kvcache.quality import Quality
+from kvcache.replicas import Already, Siblings
 from kvcache.wire import Role
 
 MAX_MESSAGE_BYTES = 16 << 20
@@ -45,6 +46,10 @@ class Sampling(msgspec.Struct, frozen=True):
     """How to choose tokens. ``temperature`` 0 is greedy; ``seed`` None draws from the system's entropy.
 
     ``logprobs`` None asks for none, n for the n likeliest beside the chosen one, -1 for the whole vocabulary.
+
+    ``logit_bias`` is added to the logits of tokens, as (id, bias) pairs. ``repetition_penalty`` weakens tokens of the
+    prompt and of the answer, the other two those of the answer: once for being there, and for each time. ``min_p`` bars
+    what is less likely than that share of the likeliest. Engines before ``Join.max_answers`` know none of these.
     """
 
     max_tokens: int
@@ -57,6 +62,17 @@ class Sampling(msgspec.Struct, frozen=True):
     include_stop: bool = False
     ignore_eos: bool = False
     logprobs: int | None = None
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether logits are changed before a token is chosen, or what is unlikely is barred."""
+        penalties = (self.presence_penalty, self.frequency_penalty, self.min_p)
+        return any(penalties) or self.repetition_penalty != 1 or bool(self.logit_bias)
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
@@ -91,8 +107,11 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     one with ``kv_events`` ReplayKvEvents, one that ``converts`` ChangeRole, one that ``moves`` SharePrefix and
     TakePrefix; ``role_epoch`` is that of the last ChangeRole that it obeyed. ``max_running`` is how many answers it
     speaks at once, 0 for one that does not say.
+    ``max_answers`` is how many answers to one prompt it gives at most, 0 for a node that knows no penalties either.
     ``topology`` is its machine as ``kvcache.topology`` writes it, b"" where it says nothing; one that cannot be read
     keeps nobody out.
+    One with ``siblings`` understands Siblings and Already; ``gateways`` are those that it holds a stream to already, by
+    the names in their Welcomes.
     """
 
     node_id: str
@@ -113,6 +132,9 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     max_running: int = 0
     topology: bytes = b""
     moves: bool = False
+    siblings: bool = False
+    gateways: tuple[str, ...] = ()
+    max_answers: int = 0
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
@@ -123,6 +145,10 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
 
     Pages that the prefix cache can let go of count as free; it keeps ``pages_cached``. Since the node started
     ``cache_hits`` jobs have found ``cache_hit_tokens`` there, and ``pages_evicted`` were let go of.
+
+    Other gateways than the one that hears this gave the node ``others_jobs`` that are at hand, with ``others_tokens`` of
+    prompts to compute. It plays ``role`` since the ChangeRole of ``role_epoch``, whichever gateway gave that. Nodes
+    before this version leave both None.
     """
 
     accepting: bool
@@ -141,6 +167,10 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     cache_hits: int = 0
     cache_hit_tokens: int = 0
     pages_evicted: int = 0
+    others_jobs: int | None = None
+    others_tokens: int = 0
+    role: Role | None = None
+    role_epoch: int = 0
 
 
 class LinkReport(msgspec.Struct, frozen=True):
@@ -214,18 +244,32 @@ class TransferDone(msgspec.Struct, frozen=True, tag=True):
 
 
 class Delta(msgspec.Struct, frozen=True, tag=True):
-    """New tokens of one generation and the text that became certain with them (held back inside a stop string)."""
+    """New tokens of one generation and the text that became certain with them (held back inside a stop string).
+
+    ``answer`` counts from 0, where there are several to one prompt.
+    """
 
     generation: str
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[tuple[TokenLogprob, ...], ...] | None = None
+    answer: int = 0
+
+
+class AnswerEnded(msgspec.Struct, frozen=True, tag=True):
+    """One of several answers to one prompt ended well, as Finished says of a single one. Finished comes after all."""
+
+    generation: str
+    answer: int
+    reason: str
+    stop_text: str | None = None
 
 
 class Finished(msgspec.Struct, frozen=True, tag=True):
     """The generation ended well. ``reason`` is stop or length; ``stop_text`` names the stop string that matched.
 
-    ``cached_tokens`` of the prompt were not prefilled in place because their KV was here already.
+    ``cached_tokens`` of the prompt were not prefilled in place because their KV was here already. Of several answers
+    ``completion_tokens`` is the sum, and how each ended was said before.
     """
 
     generation: str
@@ -279,11 +323,15 @@ class KvEvents(msgspec.Struct, frozen=True, tag=True):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
-    """Accepted. ``ticket_key`` is the gateway's raw Ed25519 public key; beats are expected every ``beat_s``."""
+    """Accepted. ``ticket_key`` is the gateway's raw Ed25519 public key; beats are expected every ``beat_s``.
+
+    ``gateway`` names this very process, as long as it lives; "" where it is too old to say.
+    """
 
     ticket_key: bytes
     beat_s: float
     lease_s: float
+    gateway: str = ""
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
@@ -301,7 +349,8 @@ class PrefillJob(msgspec.Struct, frozen=True, tag=True):
     """Compute tokens [start, stop) and send them to whoever holds the ticket; job id = transfer id in hex.
 
     ``dial`` is set where the decode node accepts and this one must dial. ``priority`` 0 runs first. ``salt`` and
-    ``lora`` go into the names of the prompt's blocks.
+    ``lora`` go into the names of the prompt's blocks. ``traceparent`` is the W3C trace context of the work, "" where it
+    is not traced.
     """
 
     ticket: bytes
@@ -311,6 +360,7 @@ class PrefillJob(msgspec.Struct, frozen=True, tag=True):
     dial: KvPeer | None = None
     salt: str = ""
     lora: str = ""
+    traceparent: str = ""
 
 
 class KvSource(msgspec.Struct, frozen=True):
@@ -331,7 +381,8 @@ class GenerateJob(msgspec.Struct, frozen=True, tag=True):
     """Decode one request; ``source`` None prefills in place. ``deadline`` is Unix seconds for the whole job.
 
     ``salt`` and ``lora`` go into the names of the prompt's blocks; ``quality`` bounds what is used of the cached ones.
-    Of those that wait for room or for a place among the running, the least ``priority`` is first.
+    Of those that wait for room or for a place among the running, the least ``priority`` is first. ``answers`` to this
+    one prompt are spoken, from seed, seed + 1 and so on; ``traceparent`` is as in PrefillJob.
     """
 
     generation: str
@@ -343,6 +394,8 @@ class GenerateJob(msgspec.Struct, frozen=True, tag=True):
     lora: str = ""
     quality: Quality = Quality.EXACT
     priority: int = 0
+    answers: int = 1
+    traceparent: str = ""
 
 
 class SharePrefix(msgspec.Struct, frozen=True, tag=True):
@@ -429,6 +482,7 @@ FromNode = (
     | PrefillDone
     | TransferDone
     | Delta
+    | AnswerEnded
     | Finished
     | Failed
     | Cancelled
@@ -448,7 +502,7 @@ Order = (
     | ChangeRole
 )
 """What a gateway may ask of a node that has joined."""
-ToNode = Welcome | Refused | Beat | Order
+ToNode = Welcome | Refused | Already | Beat | Siblings | Order
 
 _encoder = msgspec.msgpack.Encoder()
 _from_node: msgspec.msgpack.Decoder[FromNode] = msgspec.msgpack.Decoder(FromNode)

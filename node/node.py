@@ -225,6 +225,7 @@ class Node:
             max_running=self._config.max_running,
             topology=encode_report(self._machine),
             moves=self._config.prefix_cache,
+            max_answers=_most_answers(self._config),
         )
 
     def heartbeat(self) -> Heartbeat:
@@ -371,7 +372,7 @@ class Node:
             report=self._report,
             tokenizer=self._model.tokenizer,
             transforms=self._model.transforms,
-            limits=ClientLimits(max_jobs=self._config.max_queue + self._config.max_running),
+            limits=ClientLimits(self._config.max_queue + self._config.max_running, _most_answers(self._config)),
             checkpoints=self._config.checkpoints,
             meter=self._meter,
         )
@@ -393,6 +394,11 @@ def embedded_engine(config: NodeConfig, on_loading: Callable[[Loading], None]) -
         return await EngineProcess.start(spec, pool, on_loading)
 
     return start
+
+
+def _most_answers(config: NodeConfig) -> int:
+    """To one prompt: they run at once, over caches that are all kept."""
+    return min(config.max_running, ClientLimits().max_answers)
 
 
 def _encoders(engine_threads: int) -> int:

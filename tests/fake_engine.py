@@ -117,6 +117,7 @@ class FakeEngine:
         self.prefilled: list[str] = []
         self.generated: list[str] = []
         self.priorities: list[int] = []
+        self.commands: list[GenerateCommand] = []
         self.cached: dict[str, int] = {}
         self.check_bytes = True
         self.fail_prefill_after: int | None = None
@@ -230,6 +231,7 @@ class FakeEngine:
         return PrefillFinished(command.job, 0.01)
 
     async def _generate(self, command: GenerateCommand) -> JobEvent:
+        self.commands.append(command)
         prefix = len(command.token_ids) - 1
         if command.loaded:
             if command.loaded != prefix and command.loaded % self._geometry.block_tokens:

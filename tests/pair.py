@@ -208,6 +208,8 @@ class Pair:
         ticket_key: Ed25519PrivateKey | None = None,
         include_stop: bool = False,
         ids: Sequence[int] | None = None,
+        answers: int = 1,
+        seed: int | None = None,
         **changes: object,
     ) -> Job:
         """One attempt of ``ids``, or of a prompt that nobody else has; ``changes`` replace fields of the ticket."""
@@ -238,8 +240,8 @@ class Pair:
             dial = KvPeer(self.decode.name, self.decode.incarnation, self.decode.public_key, self.decode.address)
         prefill = self.prefill
         source = KvSource(signed, prefill.name, prefill.incarnation, prefill.public_key, prefill.address, quality)
-        sampling = Sampling(max_tokens=max_tokens, temperature=0.0, stop=stops, include_stop=include_stop)
-        generate = GenerateJob(f"r{self._count}.1", ids, sampling, source, now + seconds)
+        sampling = Sampling(max_tokens, temperature=0.0, stop=stops, include_stop=include_stop, seed=seed)
+        generate = GenerateJob(f"r{self._count}.1", ids, sampling, source, now + seconds, answers=answers)
         return Job(ticket, PrefillJob(signed, ids, codec, priority, dial), generate)
 
     def start(self, job: Job) -> None:

@@ -7,6 +7,7 @@ when their buffer is full.
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import torch
@@ -68,6 +69,12 @@ class TokenLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         assert self.length == 0, "only an empty layer can be restored"
         self.base = self.length = start
         self._reserve(stop - start)
+
+    def fork(self) -> TokenLayer:
+        """One that holds the same and goes on apart."""
+        twin = copy(self)
+        twin._buffers = [buffer.clone() for buffer in self._buffers]
+        return twin
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """(length, offset) of what ``update`` will return for ``query_length`` new tokens."""
@@ -152,6 +159,20 @@ class SideBySideLayer(StateLayer, CacheLayerMixin):  # type: ignore[no-untyped-c
     def get_seq_length(self) -> int:
         """The attention's."""
         return self.attention.get_seq_length()  # type: ignore[no-any-return]
+
+
+def fork(cache: Cache) -> Cache:
+    """The same cache of one request once more: what is added to one is not in the other."""
+    layers: list[CacheLayerMixin | LinearAttentionCacheLayerMixin] = []
+    for layer in cache.layers:
+        if isinstance(layer, SideBySideLayer):
+            layers.append(SideBySideLayer(layer.attention.fork(), layer.state(0).clone(), layer.state(1).clone()))
+        elif isinstance(layer, StateLayer):
+            layers.append(StateLayer(layer.state(0).clone(), layer.state(1).clone()))
+        else:
+            assert isinstance(layer, TokenLayer), "a batch is not forked"
+            layers.append(layer.fork())
+    return Cache(layers=layers)
 
 
 def token_layer(cache: Cache, index: int) -> TokenLayer:

@@ -1,5 +1,8 @@
 """The engine's one loop: take commands, run at most one prefill chunk, run one decode step for every generation.
 
+Generations of one prompt that came for the sake of one another enter together, over one loaded or prefilled cache that
+is forked when it is whole.
+
 So a running stream never waits for more than one chunk, and a cancel is heard within one. Prefills run by priority,
 then in order of arrival, one to its end unless a more urgent one comes in between chunks; generations that wait for a
 place enter in the same order.
@@ -16,6 +19,7 @@ from collections.abc import Callable
 import torch
 from transformers.cache_utils import Cache
 
+from engines.embedded.cache import fork
 from engines.embedded.jobs import Limits, Prefill, Row, Unfit, Waiting
 from engines.embedded.model import LanguageModel
 from engines.embedded.offers import Offer, OfferDesk, copy_states, copy_windows
@@ -84,7 +88,8 @@ class EngineLoop:
     def run(self) -> None:
         """Serve for ever; the process ends when the node goes away."""
         while True:
-            self.turn(wait=not (self._prefills or self._rows or self._waiting))
+            waiting = any(not one.command.beside for one in self._waiting)
+            self.turn(wait=not (self._prefills or self._rows or waiting))
 
     def turn(self, wait: bool) -> None:
         """One round of the loop. ``wait`` waits for a command first."""
@@ -164,10 +169,13 @@ class EngineLoop:
     # ---- generations enter
 
     def _admit(self) -> None:
-        in_place = sum(prefill.then is not None for prefill in self._prefills)
-        while self._waiting and len(self._rows) + in_place < self._spec.max_running:
-            waiting = self._waiting.pop(0)
+        taken = len(self._rows) + sum(self._answers(prefill.job) for prefill in self._prefills if prefill.then)
+        while (waiting := next((one for one in self._waiting if not one.command.beside), None)) is not None:
             command = waiting.command
+            answers = self._answers(command.job)
+            if taken and taken + answers > self._spec.max_running:
+                return
+            self._waiting.remove(waiting)
             prefix = len(command.token_ids) - 1
             try:
                 cache = self._work.cache(prefix + command.sampling.max_tokens, waiting.table)
@@ -177,6 +185,7 @@ class EngineLoop:
                 continue
             if waiting.table is not None:
                 self._send(Loaded(command.job))
+            taken += answers
             if command.loaded == prefix:
                 self._speak(command, cache)
                 continue
@@ -191,10 +200,23 @@ class EngineLoop:
                 done=command.loaded,
             )
             self._prefills.append(prefill)
-            in_place += 1
+
+    def _answers(self, job: str) -> int:
+        """How many generations speak over the cache of this one: it and those that wait beside it."""
+        return 1 + sum(waiting.command.beside == job for waiting in self._waiting)
 
     def _speak(self, command: GenerateCommand, cache: Cache) -> None:
-        sampler = Sampler(command.sampling, self._end_tokens)
+        """Have it speak, and those that wait beside it, each over a cache of its own."""
+        beside = [waiting for waiting in self._waiting if waiting.command.beside == command.job]
+        self._waiting = [waiting for waiting in self._waiting if waiting.command.beside != command.job]
+        for waiting in beside:
+            if waiting.table is not None:
+                self._send(Loaded(waiting.command.job))
+            self._add_row(waiting.command, fork(cache))
+        self._add_row(command, cache)
+
+    def _add_row(self, command: GenerateCommand, cache: Cache) -> None:
+        sampler = Sampler(command.sampling, self._end_tokens, command.token_ids)
         last = len(command.token_ids) - 1
         row = Row(
             command.job,

@@ -5,8 +5,8 @@ import asyncio
 import msgspec
 import pytest
 
-from engines.protocol import Token
-from kvcache.control import Cancelled, Delta, Failed, Finished, TokenLogprob
+from engines.protocol import JobFailed, Token
+from kvcache.control import AnswerEnded, Cancelled, Delta, Failed, Finished, TokenLogprob
 from tests.pair import pair
 from tests.stages import reach, release
 
@@ -174,3 +174,74 @@ async def test_an_engine_that_keeps_a_cancelled_job_is_ended_and_the_pages_come_
         assert isinstance(await nodes.decode.ended(job.generation), Cancelled)
         assert nodes.decode.engine.lost == "closed"
         assert nodes.decode.pages.owners == {}
+
+
+async def test_several_answers_are_spoken_from_one_fetch_and_counted_together(tokenizer):
+    async with pair(tokenizer) as nodes:
+        nodes.decode.engine.speech = tokenizer.encode("hello there", add_special_tokens=False).ids
+        job = nodes.job(300, max_tokens=100, answers=3, seed=7)
+        nodes.start(job)
+        finished = await nodes.decode.ended(job.generation)
+        each = len(nodes.decode.engine.speech)
+        assert finished == Finished(job.generation, "length", 300, 3 * each, 0, None)
+        for answer in range(3):
+            said = [d for d in deltas(nodes, job) if d.answer == answer]
+            assert "".join(d.text for d in said) == "hello there"
+        ends = [m for m in nodes.decode.reports if isinstance(m, AnswerEnded)]
+        assert sorted(end.answer for end in ends) == [0, 1, 2]
+        assert nodes.prefill.engine.prefilled == [job.transfer]
+        commands = nodes.decode.engine.commands
+        assert [command.sampling.seed for command in commands] == [8, 9, 7]
+        assert [command.beside for command in commands] == [job.generation, job.generation, ""]
+        await nodes.idle()
+        assert nodes.decode.pages.owners == {}
+
+
+async def test_an_answer_that_meets_its_stop_string_lets_the_others_go_on(tokenizer):
+    async with pair(tokenizer) as nodes:
+        nodes.decode.engine.voice.clear()
+        job = nodes.job(stops=("END",), answers=2)
+        nodes.decode.asking.accept(in_place(job))
+        await nodes.decode.until(lambda: job.generation in nodes.decode.engine.jobs)
+        streams = nodes.decode.engine._streams
+        for token in tokenizer.encode("a END", add_special_tokens=False).ids:
+            streams[f"{job.generation}#1"].put(Token(f"{job.generation}#1", token))
+        ended = await nodes.decode.told(AnswerEnded, job.generation)
+        assert (ended.answer, ended.reason, ended.stop_text) == (1, "stop", "END")
+        streams[job.generation].put(Token(job.generation, 50))
+        await nodes.decode.until(lambda: any(d.answer == 0 for d in deltas(nodes, job)))
+        release(nodes)
+        assert isinstance(await nodes.decode.ended(job.generation), Finished)
+
+
+async def test_a_cancel_ends_every_answer_and_gives_back_what_they_hold(tokenizer):
+    async with pair(tokenizer) as nodes:
+        job = nodes.job(answers=3)
+        await reach(nodes, job, "loading")
+        assert len(nodes.decode.engine.jobs) == 3
+        assert nodes.decode.pages.owners != {}
+        nodes.decode.asking.cancel(job.generation)
+        assert isinstance(await nodes.decode.ended(job.generation), Cancelled)
+        assert nodes.decode.engine.jobs == set()
+        assert nodes.decode.pages.owners == {}
+
+
+async def test_an_answer_that_fails_ends_the_others(tokenizer):
+    async with pair(tokenizer) as nodes:
+        nodes.decode.engine.voice.clear()
+        job = nodes.job(answers=3)
+        nodes.decode.asking.accept(in_place(job))
+        await nodes.decode.until(lambda: len(nodes.decode.engine.jobs) == 3)
+        name = f"{job.generation}#2"
+        nodes.decode.engine._streams[name].put(JobFailed(name, "engine_error", "scripted"))
+        failed = await nodes.decode.ended(job.generation)
+        assert (failed.cause, failed.detail) == ("engine_error", "scripted")
+        assert nodes.decode.asking.running == 0
+
+
+async def test_more_answers_than_a_node_gives_are_refused(tokenizer):
+    async with pair(tokenizer, max_answers=2) as nodes:
+        order = in_place(nodes.job(answers=3))
+        nodes.decode.asking.accept(order)
+        failed = await nodes.decode.ended(order.generation)
+        assert (failed.cause, failed.detail[:8]) == ("bad_order", "answers:")

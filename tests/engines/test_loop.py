@@ -319,3 +319,66 @@ def replace_temperature(temperature: float) -> Sampling:
 def test_a_spec_names_the_field_that_is_wrong() -> None:
     with pytest.raises(ValueError, match="chunk_tokens must be at least 1"):
         EngineSpec(Path(), DType.FLOAT32, chunk_tokens=0)
+
+
+def beside(command: GenerateCommand, number: int, **sampling: Any) -> GenerateCommand:
+    changed = msgspec.structs.replace(command.sampling, **sampling)
+    return msgspec.structs.replace(
+        command, job=f"{command.job}#{number}", beside=command.job, sampling=changed, keep_from=None
+    )
+
+
+def test_answers_to_one_prompt_are_prefilled_once_and_each_is_what_it_is_alone(stage: MakeStage) -> None:
+    s, alone = stage(), stage()
+    sampled = Sampling(max_tokens=12, temperature=1.0, seed=1, ignore_eos=True)
+    first = speak("a", CHUNK + 40, sampled)
+    s.give(beside(first, 1, seed=2), beside(first, 2, temperature=0.0), first)
+    s.finish()
+    for job, sampling in (("a", {}), ("a#1", {"seed": 2}), ("a#2", {"temperature": 0.0})):
+        alone.give(speak(job, CHUNK + 40, msgspec.structs.replace(sampled, **sampling)))
+    alone.finish()
+    for job in ("a", "a#1", "a#2"):
+        assert tokens(s, job) == tokens(alone, job)
+        assert isinstance(s.of(job)[-1], GenerationFinished)
+    assert len({tuple(tokens(s, job)) for job in ("a", "a#1", "a#2")}) == 3
+
+
+def test_answers_over_loaded_kv_give_their_pages_back_each(stage: MakeStage) -> None:
+    s = stage()
+    s.give(s.prefill("p", CHUNK + 1))
+    s.finish()
+    table = s.room.geometry.table(0, CHUNK, s.room.owners._owned["p"])
+    first = GenerateCommand("a", prompt(CHUNK + 1), CHUNK, table.pages, GREEDY)
+    s.give(beside(first, 1), first)
+    s.finish()
+    for job in ("a", "a#1"):
+        assert isinstance(s.of(job)[0], Loaded)
+        assert len(tokens(s, job)) == GREEDY.max_tokens
+    assert tokens(s, "a") == tokens(s, "a#1")
+
+
+def test_answers_enter_when_there_is_a_place_for_all_of_them(stage: MakeStage) -> None:
+    s = stage(max_running=3)
+    s.give(speak("before", 4))
+    s.turn()
+    first = speak("a", 5)
+    s.give(beside(first, 1), beside(first, 2), first)
+    s.turn()
+    assert s.loop.pulse.running == 1
+    s.finish()
+    assert all(len(tokens(s, job)) == GREEDY.max_tokens for job in ("before", "a", "a#1", "a#2"))
+
+
+def test_an_answer_that_waits_beside_another_can_be_cancelled(stage: MakeStage) -> None:
+    s = stage()
+    first = speak("a", 2 * CHUNK)
+    s.give(beside(first, 1), first)
+    s.turn()
+    s.give(CancelCommand("a#1"))
+    s.finish()
+    assert isinstance(s.of("a#1")[-1], JobCancelled)
+    assert len(tokens(s, "a")) == GREEDY.max_tokens
+
+
+def tokens(s: Stage, job: str) -> list[int]:
+    return [event.token_id for event in s.of(job) if isinstance(event, Token)]

@@ -7,8 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
-from engines.embedded.sampling import Sampler, check_sampling
+from engines.embedded.sampling import Penalties, Sampler, check_sampling
 from kvcache.control import Sampling
 
 EOS = 1
@@ -118,3 +127,74 @@ def test_a_wrong_setting_is_named(field: str) -> None:
 def test_logits_that_are_no_numbers_are_refused(temperature: float) -> None:
     with pytest.raises((ValueError, RuntimeError)):
         draws(torch.tensor([0.0, float("nan"), 1.0]), 1, temperature=temperature)
+
+
+def adjusted(prompt: list[int], said: list[int], logits: torch.Tensor, **options: Any) -> torch.Tensor:
+    """The logits that a sampler chooses by, after a prompt and what it has said."""
+    penalties = Penalties(Sampling(max_tokens=9, **options), prompt)
+    for token in said:
+        penalties.said(token)
+    return penalties.applied(logits)
+
+
+@pytest.mark.parametrize("penalty", [1.3, 0.7, 2.0])
+def test_the_repetition_penalty_is_transformers(penalty: float) -> None:
+    logits = torch.randn(64, generator=torch.Generator().manual_seed(1)) * 5
+    prompt, said = [3, 9, 9, 40], [9, 12, 63]
+    wanted = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([prompt + said]), logits[None])[0]
+    assert torch.equal(adjusted(prompt, said, logits, repetition_penalty=penalty), wanted)
+
+
+def test_the_logit_bias_is_transformers_sequence_bias_of_single_tokens() -> None:
+    logits = torch.randn(64, generator=torch.Generator().manual_seed(2))
+    biases = {5: 4.5, 6: -100.0, 63: 0.25}
+    processor = SequenceBiasLogitsProcessor({(token,): bias for token, bias in biases.items()})
+    wanted = processor(torch.tensor([[1]]), logits[None])[0]
+    assert torch.equal(adjusted([1], [], logits, logit_bias=tuple(biases.items())), wanted)
+
+
+@pytest.mark.parametrize("min_p", [0.05, 0.5, 1.0])
+@pytest.mark.parametrize("limits", [{}, {"top_k": 20}, {"top_p": 0.8}])
+def test_min_p_leaves_what_transformers_leaves(min_p: float, limits: dict[str, Any]) -> None:
+    logits = torch.randn(64, generator=torch.Generator().manual_seed(3)) * 2
+    warpers: list[Any] = [TemperatureLogitsWarper(0.7)]
+    warpers += [TopKLogitsWarper(limits["top_k"])] if "top_k" in limits else []
+    warpers += [TopPLogitsWarper(limits["top_p"])] if "top_p" in limits else []
+    scores = LogitsProcessorList([*warpers, MinPLogitsWarper(min_p)])(torch.tensor([[1]]), logits[None])[0]
+    wanted = scores.softmax(-1)
+    counts = draws(logits, 3000, temperature=0.7, min_p=min_p, **limits)
+    assert set(counts) <= set(wanted.nonzero().flatten().tolist())
+    for token, probability in enumerate(wanted.tolist()):
+        assert counts[token] / 3000 == pytest.approx(probability, abs=0.04)
+
+
+def test_presence_counts_once_and_frequency_each_time_and_neither_the_prompt() -> None:
+    logits = torch.zeros(8)
+    found = adjusted([1, 2], [2, 3, 3], logits, presence_penalty=0.5, frequency_penalty=0.25)
+    assert found.tolist() == [0, 0, -0.75, -1.0, 0, 0, 0, 0]
+    assert logits.tolist() == [0] * 8, "the model's own logits stay, for log-probabilities"
+
+
+def test_a_penalised_sampler_does_not_say_the_same_token_again() -> None:
+    logits = torch.tensor([3.0, 2.9, 2.8, -9.0])
+    sampler = Sampler(Sampling(max_tokens=9, temperature=0.0, presence_penalty=1.0), (), [0])
+    assert [sampler.choose(logits) for _ in range(4)] == [0, 1, 2, 0]
+    barred = Sampler(Sampling(max_tokens=9, temperature=0.0, logit_bias=((0, -100.0),)), ())
+    assert barred.choose(logits) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("min_p", 1.1),
+        ("presence_penalty", 2.5),
+        ("frequency_penalty", float("nan")),
+        ("repetition_penalty", 0.0),
+        ("logit_bias", ((100, 1.0),)),
+        ("logit_bias", ((1, 1.0), (1, 2.0))),
+        ("logit_bias", ((1, 101.0),)),
+    ],
+)
+def test_a_wrong_penalty_is_named(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=field):
+        check_sampling(Sampling(max_tokens=4, **{field: value}), 100)
