@@ -16,6 +16,8 @@ from gateway import plausible
 from gateway.failures import AttemptFailed, node_gone, not_sent, told_by
 from gateway.sessions import NodeLost, NodeSession, Prefilling, codec_quality
 from kvcache.control import (
+    AnswerEnded,
+    AnswerPart,
     Delta,
     Finished,
     FromNode,
@@ -91,7 +93,7 @@ class Attempt:
         self._job = job
         self._quality = quality
         self._answer = plausible.AnswerCheck(job)
-        self._items: deque[Delta | Finished] = deque()
+        self._items: deque[AnswerPart] = deque()
         self._failure: AttemptFailed | None = None
         self._wake = asyncio.Event()
         self._transferred = leg is None
@@ -107,7 +109,8 @@ class Attempt:
 
     def dispatch(self) -> None:
         """Send both legs, after what comes before them. A node that is lost by then shows as the attempt's failure."""
-        self.decode.jobs[self._job.generation] = self
+        for slot in self._slots():
+            self.decode.jobs[slot] = self
         if self.leg is not None:
             self.decode.awaited[self.transfer.hex()] = self
             self.leg.node.jobs[self.transfer.hex()] = self
@@ -127,7 +130,7 @@ class Attempt:
         except NodeLost as lost:
             self._fail(not_sent(lost))
 
-    async def next(self, timeout_s: float) -> Delta | Finished:
+    async def next(self, timeout_s: float) -> AnswerPart:
         """The next piece of the answer. Raises AttemptFailed, and TimeoutError after ``timeout_s``."""
         if not self._items and self._failure is None:
             self._wake.clear()
@@ -147,10 +150,13 @@ class Attempt:
         if self.before is not None:
             self.before.close()
         now = asyncio.get_running_loop().time()
+        generation, *others = self._slots()
+        for slot in others:
+            self.decode.jobs.pop(slot, None)
         if self._finished:
-            self.decode.jobs.pop(self._job.generation, None)
+            self.decode.jobs.pop(generation, None)
         else:
-            self.decode.cancel(self._job.generation, now)
+            self.decode.cancel(generation, now)
         if self.leg is not None:
             self.decode.awaited.pop(self.transfer.hex(), None)
             if not self._transferred:
@@ -176,7 +182,7 @@ class Attempt:
                 else:
                     detail = f"{message.codec[:40]!r} is beyond {self._quality}"
                     self._fail(AttemptFailed("transfer", "codec", detail, node.node_id))
-            case Delta() | Finished() if node is self.decode and self._transferred:
+            case Delta() | AnswerEnded() | Finished() if node is self.decode and self._transferred:
                 self._on_answer(message)
             case _:
                 self._on_failed(told_by(node.node_id, message))
@@ -210,6 +216,11 @@ class Attempt:
         if self.before is not None:
             entry["move"] = self.before.record()
         return entry | self._figures
+
+    def _slots(self) -> list[str]:
+        """The generation under its own name, and a name for each answer more: each takes a place on its node."""
+        name = self._job.generation
+        return [name, *(f"{name}#{answer}" for answer in range(1, self._job.answers))]
 
     def _is_prefill(self, node: NodeSession) -> bool:
         return self.leg is not None and node is self.leg.node
@@ -260,7 +271,7 @@ class Attempt:
             kv_digest=done.kv_digest.hex(),
         )
 
-    def _on_answer(self, item: Delta | Finished) -> None:
+    def _on_answer(self, item: AnswerPart) -> None:
         if self._finished:
             return
         wrong = self._answer.wrong(item)

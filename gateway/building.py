@@ -30,7 +30,8 @@ class Prompted:
 
     ``account`` is whose work it is, of that ``weight`` beside others'; ``priority`` orders it among its account's own,
     the least first; ``expected_output`` tokens will probably be spoken. ``ttft_slo_s`` is how late the first token may
-    come, None where the client did not say.
+    come, None where the client did not say. ``answers`` to the one prompt are wanted. ``traceparent`` is the W3C trace
+    context of what nodes do for it, "" where it is not traced.
     """
 
     request_id: str
@@ -46,6 +47,8 @@ class Prompted:
     priority: int = 0
     expected_output: int = 1
     ttft_slo_s: float | None = None
+    answers: int = 1
+    traceparent: str = ""
 
 
 class AttemptBuilder:
@@ -76,6 +79,8 @@ class AttemptBuilder:
             lora=prompted.facts.lora,
             quality=prompted.facts.quality,
             priority=priority,
+            answers=prompted.answers,
+            traceparent=prompted.traceparent,
         )
         before = None
         if prefill is not None and option.move is not None:
@@ -101,7 +106,8 @@ class AttemptBuilder:
         )
         dial = _dial(prefill, decode)
         facts = prompted.facts
-        job = PrefillJob(ticket, prompted.token_ids, option.codec, priority, dial, salt=facts.tenant, lora=facts.lora)
+        context = (facts.tenant, facts.lora, prompted.traceparent)
+        job = PrefillJob(ticket, prompted.token_ids, option.codec, priority, dial, *context)
         link = self._registry.link(prefill.join.cluster)
         leg = PrefillLeg(prefill, job, link, option.start, stop, chunk)
         return leg, _source(ticket, prefill, facts.quality)

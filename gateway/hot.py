@@ -9,7 +9,6 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import msgspec
 
@@ -26,8 +25,9 @@ from gateway.openai.responses import Answer
 from gateway.services import Services
 from gateway.tokenizing import Tokenizing
 from kvcache.chain_cache import ChainCache
-from kvcache.control import Finished
+from kvcache.control import AnswerPart, Finished
 from kvcache.quality import Quality
+from kvcache.wire import Role as NodeRole
 from scheduler.facts import RequestFacts, RouteHint
 from scheduler.sizes import size_facts
 
@@ -202,14 +202,14 @@ class Generation:
                 admitted.end(life.spoken, life.finished is not None, asyncio.get_running_loop().time())
                 self._count(life)
 
-    async def _whole(self, exchange: Exchange, answer: Answer, life: RequestLife, first: Any) -> None:
+    async def _whole(self, exchange: Exchange, answer: Answer, life: RequestLife, first: AnswerPart) -> None:
         item = first
         while not isinstance(item, Finished):
             answer.add(item)
             item = await life.following()
         await exchange.respond(200, JSON, answer.whole(item))
 
-    async def _stream(self, exchange: Exchange, answer: Answer, life: RequestLife, first: Any) -> None:
+    async def _stream(self, exchange: Exchange, answer: Answer, life: RequestLife, first: AnswerPart) -> None:
         await exchange.open(SSE)
         item = first
         while not isinstance(item, Finished):
@@ -233,11 +233,12 @@ class Generation:
             )
         hint, hint_cluster = self._route_hint(scope, principal)
         quality, session, slo = _quality(scope), _session(scope), _ttft_slo(scope)
+        self._check_sampling(request)
         token_ids = await self._token_ids(request)
         sampling = msgspec.structs.replace(request.sampling, max_tokens=self._room(request, len(token_ids)))
         now = asyncio.get_running_loop().time()
         bounded = bool(request.max_tokens_field)
-        expected = admitted.reserve(len(token_ids), sampling.max_tokens, bounded, now)
+        expected = admitted.reserve(len(token_ids), request.n * sampling.max_tokens, bounded, now)
         facts = RequestFacts(
             request_id=secrets.token_hex(12),
             prompt_tokens=len(token_ids),
@@ -268,6 +269,7 @@ class Generation:
             request.priority,
             expected,
             slo,
+            request.n,
         )
 
     async def _names(self, token_ids: tuple[int, ...], facts: RequestFacts) -> tuple[bytes, ...]:
@@ -300,6 +302,22 @@ class Generation:
         if not token_ids:
             raise bad_field(request.prompt_field, "the prompt has no tokens")
         return token_ids
+
+    def _check_sampling(self, request: GenerationRequest) -> None:
+        """Raise ApiError for what this model has no token for, or a node that may speak the answer does not know."""
+        sampling, vocab = request.sampling, self._s.model.vocab_size
+        for token, _ in sampling.logit_bias:
+            if token >= vocab:
+                raise bad_field(f"logit_bias.{token}", f"logit_bias.{token}: not a token id below {vocab}")
+        if request.n == 1 and not sampling.adjusts:
+            return
+        nodes = self._s.registry.nodes(self._s.registry.local_cluster, NodeRole.DECODE)
+        most = min((node.join.max_answers for node in nodes if node.accepting), default=request.n)
+        if not most:
+            text = "a decode node here knows neither n nor penalties, min_p and logit_bias; leave them out or update it"
+            raise bad_field(request.newest_field, text, code="unsupported_parameter")
+        if request.n > most:
+            raise bad_field("n", f"n is {request.n}; the decode nodes here give at most {most} answers to one prompt")
 
     def _room(self, request: GenerationRequest, prompt_tokens: int) -> int:
         """How many tokens may be generated. Raises ApiError where prompt and answer do not fit the context."""

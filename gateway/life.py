@@ -25,7 +25,7 @@ from gateway.request_record import RequestRecord, Route
 from gateway.services import Services
 from gateway.traffic import uncached_at_home
 from gateway.turn import Turn, Way
-from kvcache.control import Delta, Finished
+from kvcache.control import AnswerPart, Delta, Finished
 from scheduler.decision import Decision, Reason
 from scheduler.facts import Facts
 
@@ -69,7 +69,7 @@ class RequestLife:
         """Tokens of the answer that came so far; None before the first."""
         return self._record.spoken
 
-    async def first(self) -> Delta | Finished:
+    async def first(self) -> AnswerPart:
         """The first piece of the answer, by the first way or the fallback. Raises ApiError."""
         try:
             return await self._first_way()
@@ -85,7 +85,7 @@ class RequestLife:
             self._note(attempt, failure)
             raise refusals.failed("the fallback failed too", failure) from failure
 
-    async def following(self) -> Delta | Finished:
+    async def following(self) -> AnswerPart:
         """The next piece after the first, up to Finished. Raises ApiError when the answer breaks off."""
         attempt = self._record.attempts[-1]
         before = self._loop.time()
@@ -118,7 +118,7 @@ class RequestLife:
 
     # ---- ways
 
-    async def _first_way(self) -> Delta | Finished:
+    async def _first_way(self) -> AnswerPart:
         """The way that policy chooses, and once more where it failed only for what a node was thought to hold."""
         while True:
             await self._turn.go(Way(self._decide, self._start_first, self._refused))
@@ -198,7 +198,7 @@ class RequestLife:
         self._dispatched_at = self._loop.time()
         attempt.dispatch()
 
-    async def _first_of(self, attempt: Attempt, late_after: float | None) -> Delta | Finished:
+    async def _first_of(self, attempt: Attempt, late_after: float | None) -> AnswerPart:
         """Wait for the first piece. Raises AttemptFailed, also for a late attempt, and ApiError at the deadline."""
         left = self.deadline - self._loop.time()
         patience = left if late_after is None else min(left, late_after)
@@ -246,12 +246,12 @@ class RequestLife:
 
     # ---- accounting
 
-    def _saw(self, item: Delta | Finished) -> None:
+    def _saw(self, item: AnswerPart) -> None:
         self._record.saw(item)
         if isinstance(item, Delta):
             if not self._p.measures:
                 self._s.meter.spoke(self, len(item.token_ids), time.monotonic())
-        elif item.prompt_tokens != len(self._p.token_ids):
+        elif isinstance(item, Finished) and item.prompt_tokens != len(self._p.token_ids):
             log.warning("usage differs id=%s node_says=%d", self._p.facts.request_id, item.prompt_tokens)
             self._s.metrics.usage_differs.inc()
             self._s.prefixes.distrust()

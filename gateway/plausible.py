@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvcache.control import Delta, Finished, GenerateJob, PrefillDone, TransferDone
+from kvcache.control import AnswerEnded, AnswerPart, Delta, Finished, GenerateJob, PrefillDone, TransferDone
 
 FINISH_REASONS = ("stop", "length")
 MAX_TOKEN_ID = 1 << 31
@@ -26,21 +26,33 @@ def transferred(done: TransferDone, most_bytes: int) -> bool:
 
 
 class AnswerCheck:
-    """Follows one answer and tells what is wrong with its next part."""
+    """Follows the answers of one generation and tells what is wrong with their next part."""
 
     def __init__(self, job: GenerateJob) -> None:
-        self._left = job.sampling.max_tokens
-        self._most = job.sampling.max_tokens
+        self._left = [job.sampling.max_tokens] * job.answers
+        self._going = set(range(job.answers))
+        self._most = job.sampling.max_tokens * job.answers
         self._logprobs = job.sampling.logprobs is not None
 
-    def wrong(self, item: Delta | Finished) -> str | None:
+    def wrong(self, item: AnswerPart) -> str | None:
         """The field that cannot be as it is, or None."""
-        return self._wrong_delta(item) if isinstance(item, Delta) else self._wrong_end(item)
+        if isinstance(item, Delta):
+            return self._wrong_delta(item)
+        if item.reason not in FINISH_REASONS:
+            return "reason"
+        if isinstance(item, AnswerEnded):
+            if len(self._left) == 1 or item.answer not in self._going:
+                return "answer"
+            self._going.discard(item.answer)
+            return None
+        return self._wrong_end(item)
 
     def _wrong_delta(self, delta: Delta) -> str | None:
+        if delta.answer not in self._going:
+            return "answer"
         count = len(delta.token_ids)
-        self._left -= count
-        if self._left < 0:
+        self._left[delta.answer] -= count
+        if self._left[delta.answer] < 0:
             return "more tokens than were asked for"
         if not all(0 <= token < MAX_TOKEN_ID for token in delta.token_ids):
             return "token_ids"
@@ -54,8 +66,8 @@ class AnswerCheck:
         return None
 
     def _wrong_end(self, end: Finished) -> str | None:
-        if end.reason not in FINISH_REASONS:
-            return "reason"
+        if len(self._left) > 1 and self._going:
+            return "before all answers ended"
         if not 0 <= end.cached_tokens <= end.prompt_tokens <= MAX_COUNT:
             return "prompt_tokens"
         return None if 0 <= end.completion_tokens <= self._most else "completion_tokens"

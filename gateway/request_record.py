@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.attempts import Attempt
 from gateway.building import Prompted
-from kvcache.control import Delta, Finished
+from kvcache.control import AnswerPart, Delta, Finished
 from scheduler.decision import Decision
 from scheduler.replay import SCHEMA
 from scheduler.values import PolicyValues
@@ -51,11 +51,11 @@ class RequestRecord:
         prefill = "in-place" if attempt.leg is None else "node"
         return Route(name, decision.reason.value, prefill, attempt.codec or "none")
 
-    def saw(self, item: Delta | Finished) -> None:
+    def saw(self, item: AnswerPart) -> None:
         """A piece of the answer."""
         if isinstance(item, Delta):
             self.spoken = (self.spoken or 0) + len(item.token_ids)
-        else:
+        elif isinstance(item, Finished):
             self.finished = item
             self.spoken = item.completion_tokens
 

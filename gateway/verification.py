@@ -12,7 +12,7 @@ from gateway.failures import AttemptFailed
 from gateway.model import ServedModel
 from gateway.registry import Registry
 from gateway.sessions import NodeSession
-from kvcache.control import Finished, Sampling
+from kvcache.control import Delta, Finished, Sampling
 from kvcache.wire import Role
 from scheduler.decision import Option
 from scheduler.facts import RequestFacts
@@ -50,7 +50,7 @@ class Verification:
         try:
             spoken = 0
             while not isinstance(item := await attempt.next(DEADLINE_S), Finished):
-                spoken += len(item.token_ids)
+                spoken += len(item.token_ids) if isinstance(item, Delta) else 0
         except AttemptFailed as failure:
             raise ConversionFailed("verify", f"{failure.stage}: {failure.cause}: {failure.detail[:200]}") from failure
         finally:

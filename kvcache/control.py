@@ -280,6 +280,10 @@ class Finished(msgspec.Struct, frozen=True, tag=True):
     stop_text: str | None = None
 
 
+AnswerPart = Delta | AnswerEnded | Finished
+"""What a node says of a generation that goes well, up to Finished."""
+
+
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """A job ended badly and holds nothing any more. ``stage``: queue, prefill, transfer, load or decode."""
 

@@ -11,16 +11,10 @@ from typing import Any
 from gateway.errors import bad_field
 
 _NEUTRAL: dict[str, Callable[[Any], bool]] = {
-    "n": lambda v: v == 1,
     "best_of": lambda v: v == 1,
     "suffix": lambda v: v == "",
-    "logit_bias": lambda v: v == {},
-    "presence_penalty": lambda v: v == 0,
-    "frequency_penalty": lambda v: v == 0,
-    "repetition_penalty": lambda v: v == 1,
     "length_penalty": lambda v: v == 1,
     "min_tokens": lambda v: v == 0,
-    "min_p": lambda v: v == 0,
     "tools": lambda v: v == [],
     "tool_choice": lambda v: v in ("none", "auto"),
     "functions": lambda v: v == [],

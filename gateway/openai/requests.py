@@ -17,6 +17,8 @@ MAX_PROMPT_IDS = 1 << 20
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_LOGPROBS = 20
+MAX_ANSWERS = 16
+MAX_BIASES = 1024
 DEFAULT_COMPLETION_TOKENS = 16
 
 Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
@@ -27,6 +29,12 @@ MaxTokens = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
 TopLogprobs = Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)]
 Priority = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=1 << 31)]
+Answers = Annotated[int, msgspec.Meta(ge=1, le=MAX_ANSWERS)]
+MinP = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
+RepetitionPenalty = Annotated[float, msgspec.Meta(gt=0, le=2)]
+Bias = Annotated[float, msgspec.Meta(ge=-100, le=100)]
+Biases = Annotated[dict[str, Bias], msgspec.Meta(max_length=MAX_BIASES)]
 StopTexts = Annotated[list[str], msgspec.Meta(max_length=MAX_STOPS)]
 StopIds = Annotated[list[TokenId], msgspec.Meta(max_length=256)]
 
@@ -51,6 +59,12 @@ class _Common(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
     priority: Priority | None = None
+    n: Answers | None = None
+    min_p: MinP | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    logit_bias: Biases | None = None
 
 
 class CompletionBody(_Common, frozen=True, kw_only=True):
@@ -78,7 +92,7 @@ class GenerationRequest:
     One of ``text``, ``token_ids`` and ``messages`` is set. ``max_tokens`` None means as many as the context holds;
     ``max_tokens_field`` names the field that set it, empty where it is a default.
     ``logprobs`` None asks for none, n for the n likeliest beside the chosen token. Of two requests that wait, the one
-    of lower ``priority`` is the more urgent.
+    of lower ``priority`` is the more urgent. ``n`` answers to the prompt are wanted.
     """
 
     chat: bool
@@ -94,15 +108,26 @@ class GenerationRequest:
     logprobs: int | None
     return_token_ids: bool
     priority: int
+    n: int = 1
 
     @property
     def prompt_field(self) -> str:
         """The field that holds the prompt, for errors."""
         return "messages" if self.chat else "prompt"
 
+    @property
+    def newest_field(self) -> str:
+        """The field of ``n``, penalties, ``min_p`` and ``logit_bias`` that is in use, for errors."""
+        neutral = Sampling(max_tokens=1)
+        if self.n > 1:
+            return "n"
+        return next(name for name in _NEWEST if getattr(self.sampling, name) != getattr(neutral, name))
 
+
+_NEWEST = ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias")
 _B = TypeVar("_B", CompletionBody, ChatBody)
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 _MISSING = re.compile(r"missing required field `([^`]+)`")
 
 
@@ -198,6 +223,7 @@ def _shared(body: _Common, logprobs: int | None) -> dict[str, Any]:
         "include_usage": bool(body.stream_options and body.stream_options.include_usage),
         "return_token_ids": bool(body.return_token_ids),
         "priority": body.priority or 0,
+        "n": body.n or 1,
         "sampling": Sampling(
             max_tokens=1,  # set once the prompt is tokenised and the room in the context is known
             temperature=1.0 if body.temperature is None else body.temperature,
@@ -209,8 +235,21 @@ def _shared(body: _Common, logprobs: int | None) -> dict[str, Any]:
             include_stop=bool(body.include_stop_str_in_output),
             ignore_eos=bool(body.ignore_eos),
             logprobs=logprobs,
+            min_p=body.min_p or 0.0,
+            presence_penalty=body.presence_penalty or 0.0,
+            frequency_penalty=body.frequency_penalty or 0.0,
+            repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+            logit_bias=_biases(body.logit_bias or {}),
         ),
     }
+
+
+def _biases(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
+    """Token ids are keys of an object, and so texts; each has one way to be written."""
+    for key in given:
+        if not _TOKEN_ID.fullmatch(key):
+            raise bad_field(f"logit_bias.{key[:40]}", f"logit_bias.{key[:40]}: {key[:40]!r} is no token id")
+    return tuple((int(key), bias) for key, bias in given.items())
 
 
 def _prompt(prompt: str | list[Any]) -> tuple[str | None, tuple[int, ...] | None]:

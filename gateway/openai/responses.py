@@ -9,7 +9,7 @@ import msgspec
 
 from gateway.openai.requests import GenerationRequest
 from gateway.tokentext import TextOffsets, TokenText
-from kvcache.control import Delta, Finished, TokenLogprob
+from kvcache.control import AnswerEnded, Delta, Finished, TokenLogprob
 
 _encode = msgspec.json.Encoder().encode
 SSE_DONE = b"data: [DONE]\n\n"
@@ -21,7 +21,7 @@ def sse(payload: dict[str, Any]) -> bytes:
 
 
 def usage_of(finished: Finished) -> dict[str, Any]:
-    """The usage object; cached tokens as clients expect them, inside the details."""
+    """The usage object; cached tokens inside the details, as clients expect them. The prompt counts once."""
     return {
         "prompt_tokens": finished.prompt_tokens,
         "completion_tokens": finished.completion_tokens,
@@ -30,8 +30,21 @@ def usage_of(finished: Finished) -> dict[str, Any]:
     }
 
 
+class Choice:
+    """One of the answers while it comes."""
+
+    def __init__(self, index: int, token_text: TokenText) -> None:
+        self.index = index
+        self.offsets = TextOffsets(token_text)
+        self.opened = False
+        self.texts: list[str] = []
+        self.token_ids: list[int] = []
+        self.entries: list[tuple[TokenLogprob, ...]] = []
+        self.ended: AnswerEnded | Finished | None = None
+
+
 class Answer:
-    """Formats one answer. Streaming callers use ``chunk``; the others add every delta and then ask for ``whole``."""
+    """Formats the answers to one request. Streaming callers use ``chunk`` and ``end``; others ``add`` and ``whole``."""
 
     def __init__(
         self,
@@ -45,85 +58,103 @@ class Answer:
         self._request = request
         self._prompt_ids = prompt_ids
         self._text = token_text
-        self._offsets = TextOffsets(token_text)
         prefix = "chatcmpl" if request.chat else "cmpl"
         kind = "chat.completion" if request.chat else "text_completion"
         self._id, self._kind = f"{prefix}-{answer_id}", kind
         self._base = {"created": created, "model": request.model, "system_fingerprint": system_fingerprint}
-        self._deltas: list[Delta] = []
-        self._opened = False
+        self._choices = [Choice(index, token_text) for index in range(request.n)]
 
-    def add(self, delta: Delta) -> None:
-        """Keep a delta for ``whole``."""
-        self._deltas.append(delta)
+    def add(self, part: Delta | AnswerEnded) -> None:
+        """Keep a part for ``whole``."""
+        choice = self._choices[part.answer]
+        if isinstance(part, AnswerEnded):
+            choice.ended = part
+            return
+        choice.texts.append(part.text)
+        choice.token_ids += part.token_ids
+        choice.entries += part.logprobs or ()
 
     def whole(self, finished: Finished) -> bytes:
         """The body of an answer that is not streamed."""
-        text = "".join(delta.text for delta in self._deltas)
-        token_ids = [token for delta in self._deltas for token in delta.token_ids]
-        entries = [entry for delta in self._deltas for entry in delta.logprobs or ()]
-        logprobs = None if self._request.logprobs is None else self._logprobs(entries)
-        choice: dict[str, Any] = {"index": 0, "logprobs": logprobs, "finish_reason": finished.reason}
-        choice["stop_reason"] = finished.stop_text
-        if self._request.chat:
-            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
-        else:
-            choice["text"] = text
         body: dict[str, Any] = {"id": self._id, "object": self._kind, **self._base}
-        if self._request.return_token_ids:
-            choice["token_ids"] = token_ids
-            (body if self._request.chat else choice)["prompt_token_ids"] = list(self._prompt_ids)
-        body["choices"] = [choice]
+        if self._request.return_token_ids and self._request.chat:
+            body["prompt_token_ids"] = list(self._prompt_ids)
+        body["choices"] = [self._whole(choice, choice.ended or finished) for choice in self._choices]
         body["usage"] = usage_of(finished)
         return _encode(body)
 
-    def chunk(self, delta: Delta) -> bytes:
+    def chunk(self, part: Delta | AnswerEnded) -> bytes:
         """The events for new text or tokens; empty where there is nothing that this client asked to see."""
-        wanted = delta.text or (
-            delta.token_ids and (self._request.logprobs is not None or self._request.return_token_ids)
+        choice = self._choices[part.answer]
+        if isinstance(part, AnswerEnded):
+            choice.ended = part
+            return self._opening(choice) + self._ending(choice, part)
+        wanted = part.text or (
+            part.token_ids and (self._request.logprobs is not None or self._request.return_token_ids)
         )
-        opening = self._opening()
+        opening = self._opening(choice)
         if not wanted:
             return opening
         logprobs = None
         if self._request.logprobs is not None:
-            logprobs = self._logprobs(delta.logprobs or ())
-        choice = self._choice({"content": delta.text}, delta.text, logprobs, None)
+            logprobs = self._logprobs(choice, part.logprobs or ())
+        shown = self._choice(choice, {"content": part.text}, part.text, logprobs, None)
         if self._request.return_token_ids:
-            choice["token_ids"] = list(delta.token_ids)
-        return opening + self._event([choice])
+            shown["token_ids"] = list(part.token_ids)
+        return opening + self._event([shown])
 
     def end(self, finished: Finished) -> bytes:
-        """The events that close a stream: the finish reason, usage where asked for, and ``[DONE]``."""
-        choice = self._choice({}, "", None, finished.reason)
-        choice["stop_reason"] = finished.stop_text
-        events = self._opening() + self._event([choice])
+        """The events that close a stream: the finish reasons, usage where asked for, and ``[DONE]``."""
+        events = b""
+        for choice in self._choices:
+            if choice.ended is None:
+                events += self._opening(choice) + self._ending(choice, finished)
         if self._request.include_usage:
             events += self._event([], usage_of(finished))
         return events + SSE_DONE
 
-    def _opening(self) -> bytes:
+    def _whole(self, choice: Choice, ended: AnswerEnded | Finished) -> dict[str, Any]:
+        logprobs = None if self._request.logprobs is None else self._logprobs(choice, choice.entries)
+        shown: dict[str, Any] = {"index": choice.index, "logprobs": logprobs, "finish_reason": ended.reason}
+        shown["stop_reason"] = ended.stop_text
+        text = "".join(choice.texts)
+        if self._request.chat:
+            shown["message"] = {"role": "assistant", "content": text, "refusal": None}
+        else:
+            shown["text"] = text
+        if self._request.return_token_ids:
+            shown["token_ids"] = choice.token_ids
+            if not self._request.chat:
+                shown["prompt_token_ids"] = list(self._prompt_ids)
+        return shown
+
+    def _ending(self, choice: Choice, ended: AnswerEnded | Finished) -> bytes:
+        shown = self._choice(choice, {}, "", None, ended.reason)
+        shown["stop_reason"] = ended.stop_text
+        return self._event([shown])
+
+    def _opening(self, choice: Choice) -> bytes:
         """A chat stream begins with the role; where token ids were asked for, a stream begins with the prompt's."""
-        if self._opened:
+        if choice.opened:
             return b""
-        self._opened = True
+        choice.opened = True
         if not self._request.chat and not self._request.return_token_ids:
             return b""
-        choice = self._choice({"role": "assistant", "content": ""}, "", None, None)
+        shown = self._choice(choice, {"role": "assistant", "content": ""}, "", None, None)
         extra: dict[str, Any] = {}
         if self._request.return_token_ids:
-            (extra if self._request.chat else choice)["prompt_token_ids"] = list(self._prompt_ids)
-        return self._event([choice], **extra)
+            (extra if self._request.chat else shown)["prompt_token_ids"] = list(self._prompt_ids)
+        return self._event([shown], **extra)
 
     def _choice(
-        self, chat_delta: dict[str, Any], text: str, logprobs: dict[str, Any] | None, finish: str | None
+        self, choice: Choice, chat_delta: dict[str, Any], text: str, logprobs: dict[str, Any] | None, finish: str | None
     ) -> dict[str, Any]:
-        choice: dict[str, Any] = {"index": 0, "logprobs": logprobs, "finish_reason": finish}
+        shown: dict[str, Any] = {"index": choice.index, "logprobs": logprobs, "finish_reason": finish}
         if self._request.chat:
-            choice["delta"] = chat_delta
+            shown["delta"] = chat_delta
         else:
-            choice["text"] = text
-        return choice
+            shown["text"] = text
+        return shown
 
     def _event(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None, **extra: Any) -> bytes:
         kind = "chat.completion.chunk" if self._request.chat else self._kind
@@ -132,7 +163,7 @@ class Answer:
             payload["usage"] = usage
         return sse(payload)
 
-    def _logprobs(self, entries: Sequence[Sequence[TokenLogprob]]) -> dict[str, Any]:
+    def _logprobs(self, choice: Choice, entries: Sequence[Sequence[TokenLogprob]]) -> dict[str, Any]:
         """``entries`` holds, per token, the chosen one first and then the likeliest."""
         if self._request.chat:
             return {"content": [self._chat_entry(entry) for entry in entries], "refusal": None}
@@ -142,7 +173,7 @@ class Answer:
             "tokens": [self._text.text_of(one.token_id) for one in chosen],
             "token_logprobs": [one.logprob for one in chosen],
             "top_logprobs": [self._top_texts(entry) for entry in entries] if asked else None,
-            "text_offset": self._offsets.advance([one.token_id for one in chosen]),
+            "text_offset": choice.offsets.advance([one.token_id for one in chosen]),
         }
 
     def _top_texts(self, entry: Sequence[TokenLogprob]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from kvcache import control
 from kvcache.control import (
+    AnswerEnded,
     Beat,
     Cancel,
     Cancelled,
@@ -78,6 +79,7 @@ class FakeNode:
         converts: bool = True,
         topology: bytes = b"",
         moves: bool = False,
+        max_answers: int = 8,
     ) -> None:
         self.url = url.replace("http", "ws", 1) + "/v1/nodes/stream"
         self.key = Ed25519PrivateKey.generate()
@@ -98,6 +100,7 @@ class FakeNode:
             max_running=8,
             topology=topology,
             moves=moves,
+            max_answers=max_answers,
         )
         self.token = token
         self.on_prefill = on_prefill or prefill_well
@@ -294,8 +297,12 @@ async def answer_well(node: FakeNode, job: GenerateJob) -> None:
     """Three tokens, whatever was asked."""
     await receive_kv(node, job)
     for at, token in enumerate(ANSWER):
-        await node.send(delta(job, token, f"t{at} "))
-    await finish(node, job)
+        for answer in range(job.answers):
+            await node.send(msgspec.structs.replace(delta(job, token, f"t{at} "), answer=answer))
+    if job.answers > 1:
+        for answer in range(job.answers):
+            await node.send(AnswerEnded(job.generation, answer, "stop"))
+    await finish(node, job, tokens=len(ANSWER) * job.answers)
 
 
 async def finish(node: FakeNode, job: GenerateJob, reason: str = "stop", tokens: int = len(ANSWER)) -> None:

@@ -154,7 +154,7 @@ async def test_errors_become_the_exceptions_that_clients_catch(stage: Open) -> N
             await client.completions.create(model="other", prompt="ab")
         assert unknown.value.code == "model_not_found"
         with pytest.raises(openai.BadRequestError) as refused:
-            await client.chat.completions.create(model="tiny", messages=CHAT, n=2)
+            await client.chat.completions.create(model="tiny", messages=CHAT, n=17)
         assert refused.value.param == "n"
         with pytest.raises(openai.InternalServerError) as failed:
             await client.completions.create(model="tiny", prompt="ab")
