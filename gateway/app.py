@@ -10,6 +10,7 @@ from gateway.admission import Admission
 from gateway.admission_routes import add_admission_routes
 from gateway.affinity import Affinity
 from gateway.asgi import Receive, Scope, Send
+from gateway.breakers import BreakerGauges
 from gateway.building import AttemptBuilder
 from gateway.config import GatewayConfig
 from gateway.conversions import Conversions
@@ -43,6 +44,7 @@ from gateway.waiting import WaitingRoom
 from kvcache.wire import Role
 from scheduler.budget import FallbackBudget
 from scheduler.policy import RoutingPolicy
+from scheduler.retrying import RetryBudget
 from scheduler.threshold import ThresholdFollower
 
 STREAM_PATH = "/v1/nodes/stream"
@@ -55,7 +57,7 @@ class Gateway:
         self.config = config
         self.state = state
         self.keys = KeyBook(state)
-        self.registry = Registry(state, config.local_cluster, model.fingerprint, model.context_tokens)
+        self.registry = Registry(state, config.local_cluster, model.fingerprint, model.context_tokens, config.breaker)
         self.kv_index = KvIndex(model.layout, model.fingerprint.digest())
         self._kv_upkeep = KvUpkeep(self.kv_index, config.kv_events, config.state_file)
         self.metrics = Metrics(self.registry, self.kv_index)
@@ -65,6 +67,7 @@ class Gateway:
         threshold, meter = Threshold(config.threshold_tokens), TrafficMeter()
         self.waiting = WaitingRoom(config.queue, config.queue_timeout_s, self._has_room)
         self.metrics.show(self.waiting.metrics)
+        self.metrics.show(BreakerGauges(self.registry.breakers))
         tenants = Tenants(state)
         services = Services(
             config,
@@ -72,6 +75,7 @@ class Gateway:
             self.registry,
             RoutingPolicy(config.policy),
             FallbackBudget(),
+            RetryBudget(),
             builder,
             self.decisions,
             self.metrics,

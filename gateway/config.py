@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from kvcache.layout import DType
+from scheduler.breaker import BreakerValues
 from scheduler.controller.settings import Mode
 from scheduler.values import PolicyValues
 
@@ -49,6 +50,7 @@ class EngineEvents:
 
 
 DEFAULT_POLICY = PolicyValues()
+DEFAULT_BREAKER = BreakerValues()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ class GatewayConfig:
     threshold_tokens: int = 1024
     threshold_auto: bool = False
     policy: PolicyValues = DEFAULT_POLICY
+    breaker: BreakerValues = DEFAULT_BREAKER
     fallback: FallbackPolicy = FallbackPolicy.LOCAL
     state_file: Path | None = None
     kv_events: tuple[EngineEvents, ...] = ()

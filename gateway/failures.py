@@ -6,8 +6,12 @@ import re
 
 from gateway.sessions import NodeLost
 from kvcache.control import Cancelled, Failed, FromNode
+from scheduler.retrying import Failure
 
 MAX_DETAIL_CHARS = 500
+_NOT_NOW = frozenset({"queue_full", "draining", "converting", "pool_full", "engine_lost"})
+"""Why a node does not take a job that it would take at another time."""
+_NO_NODES_FAULT = frozenset({"bad_order", "too_large", "slow_client", "prefix_gone", "aborted"})
 _WORD = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 
@@ -23,6 +27,18 @@ class AttemptFailed(Exception):
         self.detail = detail[:MAX_DETAIL_CHARS]
         self.node_id = node_id
         super().__init__(f"stage={self.stage} cause={self.cause} node={node_id} detail={self.detail!r}")
+
+
+def kind_of(failure: AttemptFailed) -> Failure:
+    """What it means for another try, and for what is thought of the node."""
+    stage, cause = failure.stage, failure.cause
+    if cause in _NO_NODES_FAULT:
+        return Failure.REQUEST
+    if cause == "node_lost":
+        return Failure.NOT_SENT if stage == "queue" else Failure.LOST
+    if cause == "cancelled_by_node" or (stage == "queue" and cause in _NOT_NOW):
+        return Failure.BUSY
+    return Failure.LATE if cause in ("late", "deadline") else Failure.BROKEN
 
 
 def told_by(node_id: str, message: FromNode) -> AttemptFailed:

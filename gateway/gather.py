@@ -11,7 +11,7 @@ from gateway.kv_lookup import Held
 from gateway.registry import Cluster, ClusterState, Registry
 from gateway.sessions import NodeSession
 from kvcache.wire import Role
-from scheduler.candidates import candidates
+from scheduler.candidates import KEEP, candidates
 from scheduler.facts import ClusterFacts, DecodeNodeFacts, Facts, PrefillNodeFacts, RequestFacts
 
 NOTHING_HELD = Held(0, 0)
@@ -34,8 +34,9 @@ def gather(
     clusters = tuple(_cluster(registry, request, cluster, now, without, held, most) for cluster in registry.clusters)
     nodes = registry.nodes(registry.local_cluster, Role.DECODE)
     accepting = [node for node in nodes if node.accepting and node.node_id not in without]
-    chosen = candidates(accepting, _running, most, request.session_nodes)
-    decoders = tuple(_decoder(node, now, held.get(node.node_id, NOTHING_HELD)) for node in chosen)
+    admitted, suspended = _by_breaker(registry, accepting, now)
+    chosen = candidates(admitted, _running, most, request.session_nodes) + suspended[:KEEP]
+    decoders = tuple(_decoder(node, now, held.get(node.node_id, NOTHING_HELD), node in suspended) for node in chosen)
     can_move = all(any(node.moves for c in clusters if c.local is home for node in c.nodes) for home in (True, False))
     return Facts(request, clusters, decoders, threshold_tokens, time.gmtime().tm_hour, can_move)
 
@@ -51,7 +52,8 @@ def _cluster(
 ) -> ClusterFacts:
     nodes = registry.nodes(cluster.name, Role.PREFILL)
     accepting = [node for node in nodes if node.accepting and node.node_id not in without]
-    chosen = candidates(accepting, _by_tokens, most, request.session_nodes)
+    admitted, suspended = _by_breaker(registry, accepting, now)
+    chosen = candidates(admitted, _by_tokens, most, request.session_nodes) + suspended[:KEEP]
     link, outward = registry.link(cluster.name), None
     link.wanted(now)
     if not cluster.local:
@@ -63,21 +65,32 @@ def _cluster(
         cluster.name,
         cluster.local,
         cluster.state is ClusterState.ACTIVE and bool(accepting),
-        tuple(_prefiller(registry, node, now, held.get(node.node_id, NOTHING_HELD)) for node in chosen),
+        tuple(
+            _prefiller(registry, node, now, held.get(node.node_id, NOTHING_HELD), node in suspended) for node in chosen
+        ),
         link.facts(now),
         cluster.terms.region,
         cluster.terms.trusted,
         cluster.terms.prices,
         registry.accuracy(cluster.name).value(now),
         outward,
+        not cluster.local and not registry.breakers.cluster(cluster.name).admits(now),
     )
+
+
+def _by_breaker(
+    registry: Registry, nodes: list[NodeSession], now: float
+) -> tuple[list[NodeSession], list[NodeSession]]:
+    """Those that their breakers let work through to, and those that they do not."""
+    suspended = [node for node in nodes if not registry.breakers.node(node).admits(now)]
+    return [node for node in nodes if node not in suspended] if suspended else nodes, suspended
 
 
 def _running(node: NodeSession) -> int:
     return max(len(node.jobs), node.heartbeat.running if node.heartbeat else 0)
 
 
-def _prefiller(registry: Registry, node: NodeSession, now: float, held: Held) -> PrefillNodeFacts:
+def _prefiller(registry: Registry, node: NodeSession, now: float, held: Held, suspended: bool) -> PrefillNodeFacts:
     """What it holds is moved, and left out of what is moved there, only where it says so itself."""
     return PrefillNodeFacts(
         node.node_id,
@@ -93,10 +106,11 @@ def _prefiller(registry: Registry, node: NodeSession, now: float, held: Held) ->
         dp_rank=held.dp_rank,
         moves=node.join.moves and held.exact,
         dialable=node.join.kv_address is not None,
+        suspended=suspended,
     )
 
 
-def _decoder(node: NodeSession, now: float, held: Held) -> DecodeNodeFacts:
+def _decoder(node: NodeSession, now: float, held: Held, suspended: bool) -> DecodeNodeFacts:
     """A transfer leaves out only what the node itself says that it holds: it would fail for what was a guess."""
     return DecodeNodeFacts(
         node.node_id,
@@ -107,4 +121,5 @@ def _decoder(node: NodeSession, now: float, held: Held) -> DecodeNodeFacts:
         held.held if held.exact else 0,
         codecs=node.codecs.facts(now),
         dp_rank=held.dp_rank,
+        suspended=suspended,
     )

@@ -1,6 +1,8 @@
 """The life of one request: decide, sign, dispatch, wait, fall back, speak, and always let go.
 
-Until the first token a failure may be mended by one fallback at home. After it there is no retry: the answer ends.
+Until the first token a failure may be mended: by another remote way where there is one, else by a fallback at home;
+if that fails for what another node may do better, by one more of its kind. All of it has budgets. After the first token
+there is no retry: the answer ends.
 """
 
 from __future__ import annotations
@@ -9,13 +11,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
+from functools import partial
+from secrets import SystemRandom
 
 from gateway import refusals
 from gateway.attempts import Attempt
+from gateway.breakers import Trial
 from gateway.building import Prompted
 from gateway.config import FallbackPolicy
 from gateway.errors import ApiError
-from gateway.failures import AttemptFailed
+from gateway.failures import AttemptFailed, kind_of
 from gateway.falling_back import Fallback
 from gateway.gather import gather
 from gateway.kv_lookup import Held
@@ -25,14 +30,18 @@ from gateway.request_record import RequestRecord, Route
 from gateway.services import Services
 from gateway.traffic import uncached_at_home
 from gateway.turn import Turn, Way
-from kvcache.control import AnswerPart, Delta, Finished
+from kvcache.control import Delta, Finished
 from scheduler.decision import Decision, Reason
 from scheduler.facts import Facts
+from scheduler.retrying import Failure, Retrying
 
 log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 1.0
 """How long what the prefix index said of a prompt is taken for true while the prompt waits."""
+_CHANCE = SystemRandom()
+ANOTHER_NODE = (Failure.NOT_SENT, Failure.LOST, Failure.BUSY)
+"""What says nothing of the request itself, so that another node may well do better."""
 PREFIX_GONE = "prefix_gone"
 """A decode node's word that it no longer holds what a transfer left out."""
 
@@ -48,7 +57,11 @@ class RequestLife:
         self.deadline = began + services.config.request_timeout_s
         self._record = RequestRecord(prompted, began)
         self._turn = Turn(services.waiting, prompted, began, self.deadline)
+        self._policy = services.policy
+        self._retrying = Retrying(services.retries, began)
+        self._trial: Trial | None = None
         self._holds_nothing: set[str] = set()
+        self._without: set[str] = set()
         self._dispatched_at = began
         self._held: tuple[float, Mapping[str, Held]] = (float("-inf"), {})
         self._counted = False
@@ -69,29 +82,24 @@ class RequestLife:
         """Tokens of the answer that came so far; None before the first."""
         return self._record.spoken
 
-    async def first(self) -> AnswerPart:
+    async def first(self) -> Delta | Finished:
         """The first piece of the answer, by the first way or the fallback. Raises ApiError."""
         try:
             return await self._first_way()
         except AttemptFailed as failure:
-            attempt = self._record.attempts[-1]
             if self._s.config.fallback is FallbackPolicy.FAIL:
                 self._s.metrics.fallbacks.labels("forbidden").inc()
                 raise refusals.failed(f"the {self.route.route} way failed", failure) from failure
-            attempt = await self._fall_back(Fallback(self._s, attempt, failure, self.route.route))
-        try:
-            return await self._first_of(attempt, None)
-        except AttemptFailed as failure:
-            self._note(attempt, failure)
-            raise refusals.failed("the fallback failed too", failure) from failure
+            return await self._at_home(failure)
 
-    async def following(self) -> AnswerPart:
+    async def following(self) -> Delta | Finished:
         """The next piece after the first, up to Finished. Raises ApiError when the answer breaks off."""
         attempt = self._record.attempts[-1]
         before = self._loop.time()
         try:
             item = await attempt.next(max(0.0, self.deadline - before))
         except TimeoutError:
+            self._blame(AttemptFailed("decode", "deadline", node_id=attempt.option.decode_node))
             raise self._too_late() from None
         except AttemptFailed as failure:
             self._note(attempt, failure)
@@ -113,28 +121,77 @@ class RequestLife:
             self._record.attempts[-1].close(outcome)
         self._count_moves()
         self._turn.end(self.finished)
-        values = self._s.policy.values
-        self._s.decisions.add(self._record.plain(outcome, values, self._turn.waited_s, self._loop.time()))
+        now = self._loop.time()
+        if self._trial is not None:
+            self._trial.end(self.finished is not None, now)
+        self._s.decisions.add(self._record.plain(outcome, self._policy.values, self._turn.waited_s, now))
 
     # ---- ways
 
-    async def _first_way(self) -> AnswerPart:
-        """The way that policy chooses, and once more where it failed only for what a node was thought to hold."""
+    async def _first_way(self) -> Delta | Finished:
+        """The way that policy chooses; again where a node held less than was thought, or another remote way is left."""
+        await self._turn.go(Way(self._decide, self._start_first, self._refused))
         while True:
-            await self._turn.go(Way(self._decide, self._start_first, self._refused))
             attempt = self._record.attempts[-1]
             try:
                 return await self._first_of(attempt, late_after_s(self._record.decisions[-1]))
             except AttemptFailed as failure:
                 self._note(attempt, failure)
                 node = attempt.option.decode_node
-                if failure.cause != PREFIX_GONE or node in self._holds_nothing:
+                if failure.cause == PREFIX_GONE and node not in self._holds_nothing:
+                    self._holds_nothing.add(node)
+                    start = self._start_first
+                elif self._elsewhere(attempt, failure):
+                    await self._pause(failure, "remote")
+                    start = partial(self._start_remote, failure)
+                else:
                     raise
-                self._holds_nothing.add(node)
-                self._record.first_ways += 1
+            await self._turn.go(Way(self._decide, start, self._refused))
+
+    def _elsewhere(self, attempt: Attempt, failure: AttemptFailed) -> bool:
+        """Whether a remote way that failed leaves another one. Home is for the fallback, whose budget protects it."""
+        if self._s.config.fallback is FallbackPolicy.FAIL or not self._record.decisions[-1].remote:
+            return False
+        assert self._trial is not None
+        if kind_of(failure) not in ANOTHER_NODE and self._trial.blamed(failure) != attempt.option.prefill_node:
+            return False
+        self._without |= Fallback(self._s, attempt, failure, self.route.route).without
+        return self._decide().remote
+
+    def _start_remote(self, failure: AttemptFailed, decision: Decision) -> None:
+        if not decision.remote:
+            raise failure
+        self._start(decision, last=False)
+
+    async def _pause(self, failure: AttemptFailed, way: str) -> None:
+        """Wait before another try of that kind. Raises ``failure`` where there must be none."""
+        now = self._loop.time()
+        pause = self._retrying.next_s(kind_of(failure), False, now, self.deadline - now, _CHANCE.random())
+        if pause is None:
+            raise failure
+        self._s.metrics.retries.labels(way).inc()
+        await asyncio.sleep(pause)
+
+    async def _at_home(self, failure: AttemptFailed) -> Delta | Finished:
+        """The fallback, and others for it where it fails. Raises ApiError."""
+        while True:
+            fallback = Fallback(self._s, self._record.attempts[-1], failure, self.route.route)
+            self._without |= fallback.without
+            attempt = await self._fall_back(fallback)
+            try:
+                return await self._first_of(attempt, None)
+            except AttemptFailed as another:
+                failure = another
+                self._note(attempt, failure)
+            try:
+                if kind_of(failure) not in ANOTHER_NODE:
+                    raise failure
+                await self._pause(failure, "local")
+            except AttemptFailed:
+                raise refusals.failed("the fallback failed too", failure) from failure
 
     def _decide(self) -> Decision:
-        decision = self._s.policy.decide(self._facts(()))
+        decision = self._policy.decide(self._facts())
         if not self._counted and not self._p.measures:
             self._s.meter.arrived(uncached_at_home(decision, self._p.facts.prompt_tokens))
         self._counted = True
@@ -153,32 +210,32 @@ class RequestLife:
         """The attempt at home, once there is room for it and while the budget has some. Raises ApiError 503."""
 
         def choose() -> Decision:
-            return self._s.policy.fall_back(self._facts(fallback.without))
+            return self._policy.fall_back(self._facts())
 
         def start(decision: Decision) -> None:
             try:
                 fallback.spend(decision, self._loop.time())
             except ApiError:
-                self._record.decisions.append(decision)
+                self._record.decided(decision, last=True)
                 raise
             self._start(decision, last=True)
 
         def refused(decision: Decision) -> None:
-            self._refused(decision)
+            self._refused(decision, last=True)
             fallback.refused()
 
         await self._turn.go(Way(choose, start, refused, last=True))
         return self._record.attempts[-1]
 
-    def _refused(self, decision: Decision) -> None:
-        self._record.decisions.append(decision)
+    def _refused(self, decision: Decision, last: bool = False) -> None:
+        self._record.decided(decision, last)
         self._s.metrics.decisions.labels("none", decision.reason.value).inc()
 
     # ---- one attempt
 
     def _start(self, decision: Decision, last: bool) -> None:
         """Send it by the way chosen. Raises ApiError where there is none."""
-        self._record.decisions.append(decision)
+        self._record.decided(decision, last)
         kind = "none" if decision.chosen is None else "remote" if decision.remote else "local"
         self._s.metrics.decisions.labels(kind, decision.reason.value).inc()
         if decision.chosen is None:
@@ -196,9 +253,11 @@ class RequestLife:
             decision.reason.value,
         )
         self._dispatched_at = self._loop.time()
+        registry = self._s.registry
+        self._trial = Trial(registry.breakers, attempt, registry.local_cluster, self._dispatched_at)
         attempt.dispatch()
 
-    async def _first_of(self, attempt: Attempt, late_after: float | None) -> AnswerPart:
+    async def _first_of(self, attempt: Attempt, late_after: float | None) -> Delta | Finished:
         """Wait for the first piece. Raises AttemptFailed, also for a late attempt, and ApiError at the deadline."""
         left = self.deadline - self._loop.time()
         patience = left if late_after is None else min(left, late_after)
@@ -210,8 +269,11 @@ class RequestLife:
                 late = AttemptFailed("wait", "late", f"no token after {patience:.1f} s")
                 attempt.close("late", late)
                 raise late from None
+            self._blame(AttemptFailed("wait", "deadline"))
             raise self._too_late() from None
         now = self._record.first_at = self._loop.time()
+        assert self._trial is not None
+        self._trial.prefilled(now)
         self._s.metrics.ttft.labels(self.route.route).observe(now - self._record.began)
         self._saw(item)
         self._count_transfer(attempt)
@@ -234,7 +296,7 @@ class RequestLife:
         ratio = self._s.registry.accuracy(option.cluster)
         ratio.observe(option.predicted_ttft_s / applied, now - self._dispatched_at, now)
 
-    def _facts(self, without: set[str] | tuple[()]) -> Facts:
+    def _facts(self) -> Facts:
         now = self._loop.time()
         looked_at, held = self._held
         if now >= looked_at + LOOK_AGAIN_S:
@@ -242,22 +304,27 @@ class RequestLife:
             self._held = now, held
         if self._holds_nothing:
             held = {node: kept for node, kept in held.items() if node not in self._holds_nothing}
-        return gather(self._s.registry, self._p.facts, self._s.threshold.tokens, now, without, held)
+        return gather(self._s.registry, self._p.facts, self._s.threshold.tokens, now, self._without, held)
 
     # ---- accounting
 
-    def _saw(self, item: AnswerPart) -> None:
+    def _saw(self, item: Delta | Finished) -> None:
         self._record.saw(item)
         if isinstance(item, Delta):
             if not self._p.measures:
                 self._s.meter.spoke(self, len(item.token_ids), time.monotonic())
-        elif isinstance(item, Finished) and item.prompt_tokens != len(self._p.token_ids):
+        elif item.prompt_tokens != len(self._p.token_ids):
             log.warning("usage differs id=%s node_says=%d", self._p.facts.request_id, item.prompt_tokens)
             self._s.metrics.usage_differs.inc()
             self._s.prefixes.distrust()
 
+    def _blame(self, failure: AttemptFailed) -> None:
+        if self._trial is not None:
+            self._trial.failed(failure, self._loop.time())
+
     def _note(self, attempt: Attempt, failure: AttemptFailed) -> None:
         attempt.close("failed", failure)
+        self._blame(failure)
         self._s.metrics.failed(failure.stage, failure.cause)
         log.warning("attempt failed id=%s attempt=%d %s", self._p.facts.request_id, attempt.number, failure)
 

@@ -66,6 +66,12 @@ class Metrics:
             registry=own,
         )
         self.fallbacks = Counter("prfaas_fallbacks", "Requests whose first attempt failed", ["outcome"], registry=own)
+        self.retries = Counter(
+            "prfaas_retries",
+            "Tries after one that failed, but for fallbacks",
+            ["way"],
+            registry=own,
+        )
         self.in_place = Counter("prfaas_in_place_prefills", "Prompts prefilled on the decode node", registry=own)
         self.moves = Counter("prfaas_prefix_moves", "Prefixes sent ahead to a prefill node", ["outcome"], registry=own)
         self.moved_bytes = Counter("prfaas_prefix_move_bytes", "Bytes on the wire of moved prefixes", registry=own)

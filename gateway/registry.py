@@ -10,6 +10,7 @@ from enum import StrEnum
 
 import msgspec
 
+from gateway.breakers import Breakers
 from gateway.config import NAME
 from gateway.errors import ApiError
 from gateway.sessions import NodeSession
@@ -19,6 +20,7 @@ from kvcache.control import Join, Refused
 from kvcache.fingerprint import Fingerprint
 from kvcache.wire import Role
 from scheduler.accuracy import TtftRatio
+from scheduler.breaker import BreakerValues
 from scheduler.leases import lease
 from scheduler.links import LinkState
 
@@ -64,8 +66,16 @@ class Cluster:
 class Registry:
     """Clusters (kept in the state) and the sessions of joined nodes (kept in memory)."""
 
-    def __init__(self, state: State, local_cluster: str, fingerprint: Fingerprint, context_tokens: int) -> None:
+    def __init__(
+        self,
+        state: State,
+        local_cluster: str,
+        fingerprint: Fingerprint,
+        context_tokens: int,
+        breaker: BreakerValues | None = None,
+    ) -> None:
         self._state = state
+        self.breakers = Breakers(breaker or BreakerValues())
         self._fingerprint = fingerprint
         self._model_context = context_tokens
         self.local_cluster = local_cluster

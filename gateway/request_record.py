@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.attempts import Attempt
 from gateway.building import Prompted
-from kvcache.control import AnswerPart, Delta, Finished
+from kvcache.control import Delta, Finished
 from scheduler.decision import Decision
 from scheduler.replay import SCHEMA
 from scheduler.values import PolicyValues
@@ -51,11 +51,17 @@ class RequestRecord:
         prefill = "in-place" if attempt.leg is None else "node"
         return Route(name, decision.reason.value, prefill, attempt.codec or "none")
 
-    def saw(self, item: AnswerPart) -> None:
+    def decided(self, decision: Decision, last: bool) -> None:
+        """A decision; ``last`` where it is a fallback's."""
+        self.decisions.append(decision)
+        if not last:
+            self.first_ways = len(self.decisions)
+
+    def saw(self, item: Delta | Finished) -> None:
         """A piece of the answer."""
         if isinstance(item, Delta):
             self.spoken = (self.spoken or 0) + len(item.token_ids)
-        elif isinstance(item, Finished):
+        else:
             self.finished = item
             self.spoken = item.completion_tokens
 
@@ -73,6 +79,7 @@ class RequestRecord:
             "decision": decisions[0] if decisions else None,
             "retried": decisions[1:ways],
             "fallback_decision": decisions[ways] if len(decisions) > ways else None,
+            "fallback_retried": decisions[ways + 1 :],
             "attempts": [attempt.record() for attempt in self.attempts],
             "route": self.route.route if self.attempts else None,
             "fallback": len(self.attempts) > ways,

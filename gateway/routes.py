@@ -246,12 +246,14 @@ def build_routes(
     @api.get("/v1/clusters/{name}/nodes", dependencies=[needs(Role.OPERATOR, Role.PLANNER)])
     async def cluster_nodes(name: str) -> Response:
         now = asyncio.get_running_loop().time()
-        return json_answer({"nodes": [node_view(node, now) for node in registry.nodes(registry.cluster(name).name)]})
+        return json_answer(
+            {"nodes": [node_view(registry, node, now) for node in registry.nodes(registry.cluster(name).name)]}
+        )
 
     @api.get("/v1/nodes", dependencies=[needs(Role.OPERATOR, Role.PLANNER)])
     async def nodes() -> Response:
         now = asyncio.get_running_loop().time()
-        return json_answer({"nodes": [node_view(node, now) for node in registry.nodes()]})
+        return json_answer({"nodes": [node_view(registry, node, now) for node in registry.nodes()]})
 
     @api.get("/v1/status", dependencies=[needs(Role.OPERATOR, Role.PLANNER)])
     async def status() -> Response:
@@ -269,7 +271,7 @@ def build_routes(
                 "queue": services.waiting.view(),
                 "prefix_index": prefix_view(kv_index),
                 "clusters": [seen(cluster) for cluster in registry.clusters],
-                "nodes": [node_view(node, now) for node in registry.nodes()],
+                "nodes": [node_view(registry, node, now) for node in registry.nodes()],
                 "decisions_unwritten": decisions.unwritten,
                 "time": time.time(),
             }

@@ -17,6 +17,7 @@ from gateway.traffic import TrafficMeter
 from gateway.waiting import WaitingRoom
 from scheduler.budget import FallbackBudget
 from scheduler.policy import RoutingPolicy
+from scheduler.retrying import RetryBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class Services:
     registry: Registry
     policy: RoutingPolicy
     budget: FallbackBudget
+    retries: RetryBudget
     builder: AttemptBuilder
     decisions: Decisions
     metrics: Metrics

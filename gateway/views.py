@@ -29,6 +29,7 @@ def cluster_view(registry: Registry, cluster: Cluster, now: float) -> dict[str, 
         "prices": msgspec.to_builtins(cluster.terms.prices),
         "ttft_ratio": registry.accuracy(cluster.name).value(now),
         "created": cluster.created,
+        "breaker": None if cluster.local else registry.breakers.cluster(cluster.name).state(now).value,
         "nodes": len(nodes),
         "accepting": sum(node.accepting for node in nodes),
         "link": {
@@ -46,7 +47,7 @@ def cluster_view(registry: Registry, cluster: Cluster, now: float) -> dict[str, 
     }
 
 
-def node_view(node: NodeSession, now: float) -> dict[str, Any]:
+def node_view(registry: Registry, node: NodeSession, now: float) -> dict[str, Any]:
     """One joined node; ``heartbeat`` is None until it has sent one."""
     join = node.join
     return {
@@ -61,6 +62,7 @@ def node_view(node: NodeSession, now: float) -> dict[str, Any]:
         "joined_s_ago": now - node.joined_at,
         "heard_s_ago": now - node.last_heard,
         "accepting": node.accepting,
+        "breaker": registry.breakers.node(node).state(now).value,
         "jobs": len(node.jobs),
         "free_slots": node.free_slots,
         "max_running": join.max_running,

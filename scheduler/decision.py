@@ -21,6 +21,7 @@ class Reason(StrEnum):
     REMOTE_DEARER = "remote_dearer"
     HOME_BUSY = "home_busy"
     LINK_CONGESTED = "link_congested"
+    BREAKER_OPEN = "breaker_open"
     NO_REMOTE = "no_remote_cluster"
     NO_LOCAL_PREFILL = "no_local_prefill_node"
     OBSERVED = "observe_mode"
@@ -44,6 +45,8 @@ class Bar(StrEnum):
 
     SLOWER = "slower_than_local"
     CONGESTED = "link_congested"
+    BREAKER_OPEN = "breaker_open"
+    """Too much of what went there failed; it is tried again after a while."""
     BEING_MEASURED = "being_measured"
     """Something of it was never measured, and another request is finding it out."""
 

@@ -76,6 +76,7 @@ class PrefillNodeFacts(msgspec.Struct, frozen=True, gc=False):
     ``egress_bytes_per_s`` is its share of its cluster's way out; None where that has no limit. ``encoders`` processors
     encode one transfer at once. ``loras`` are the adapters that it serves beside the plain model.
     ``moves``: it can hand a cached prefix on, and take one in; ``dialable``: its peers can dial it.
+    ``suspended``: its circuit breaker lets nothing through now.
     """
 
     node_id: str
@@ -92,6 +93,7 @@ class PrefillNodeFacts(msgspec.Struct, frozen=True, gc=False):
     dp_rank: int | None = None
     moves: bool = True
     dialable: bool = True
+    suspended: bool = False
 
 
 class DecodeNodeFacts(msgspec.Struct, frozen=True, gc=False):
@@ -106,6 +108,7 @@ class DecodeNodeFacts(msgspec.Struct, frozen=True, gc=False):
     codecs: tuple[CodecFacts, ...] = ()
     loras: frozenset[str] = frozenset()
     dp_rank: int | None = None
+    suspended: bool = False
 
 
 class LinkFacts(msgspec.Struct, frozen=True, gc=False):
@@ -143,7 +146,8 @@ class ClusterFacts(msgspec.Struct, frozen=True, gc=False):
 
     ``link`` is the way from it to the local decode nodes, ``outward`` the way there, None where nothing can be sent to
     it. ``region`` is "" where its operator named none. ``trusted``: its operator is. ``ttft_ratio`` is what its TTFT
-    was seen to be over what was predicted, 1.0 while nothing was seen.
+    was seen to be over what was predicted, 1.0 while nothing was seen. ``suspended``: the circuit breaker of all that
+    goes there lets nothing through now.
     """
 
     name: str
@@ -156,6 +160,7 @@ class ClusterFacts(msgspec.Struct, frozen=True, gc=False):
     prices: Prices = FREE
     ttft_ratio: float = 1.0
     outward: LinkFacts | None = None
+    suspended: bool = False
 
 
 class RequestFacts(msgspec.Struct, frozen=True, gc=False):

@@ -12,10 +12,11 @@ def decode_node(nodes: Sequence[DecodeNodeFacts], request: RequestFacts, slack: 
     """The decode node with the longest held prefix among those with a slot free and few generations.
 
     Few: no more than ``slack`` above the fewest. Then the session's own node wins, then fewer generations, then the
-    name.
+    name. Suspended ones only where all are.
     """
     lora, session = request.lora, request.session_nodes
-    free = [n for n in nodes if n.free_slots > 0 and (not lora or lora in n.loras)]
+    usable = [n for n in nodes if not n.suspended] or nodes
+    free = [n for n in usable if n.free_slots > 0 and (not lora or lora in n.loras)]
     if not free:
         return None
     most = min([n.running for n in free]) + slack

@@ -8,11 +8,16 @@ the ways that a longer one may take, the one of least cost is taken (``Option.co
 Three bounds, in this order: where a prompt may be at all (``permits``), which nothing overrides; what a client with a
 permission asks for; and that a remote way is neither predicted slower than the local one nor congested. What was never
 measured cannot be compared: it is tried, by one request at a time, and so comes to be measured.
+
+What a circuit breaker suspends is no way; only where all decode nodes are suspended is one taken all the same, for a
+refusal is certain and its failure is not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+import msgspec
 
 from scheduler.decision import Bar, Decision, Option, Reason
 from scheduler.facts import ClusterFacts, Facts, LinkFacts, PrefillNodeFacts, RouteHint
@@ -43,7 +48,19 @@ class RoutingPolicy:
 class _Case:
     """One request that can be decoded here, and its options."""
 
-    __slots__ = ("decode", "facts", "local", "local_alive", "options", "others", "picked", "request", "stop", "values")
+    __slots__ = (
+        "decode",
+        "facts",
+        "local",
+        "local_alive",
+        "options",
+        "others",
+        "picked",
+        "request",
+        "stop",
+        "suspended",
+        "values",
+    )
 
     def __init__(self, facts: Facts, values: PolicyValues, options: Options) -> None:
         self.facts = facts
@@ -54,11 +71,14 @@ class _Case:
         self.stop = options.stop
         self.local: ClusterFacts | None = None
         self.others: list[ClusterFacts] = []
+        self.suspended: list[tuple[ClusterFacts, PrefillNodeFacts]] = []
         for cluster in facts.clusters:
             if cluster.local:
-                self.local = cluster
+                self.local = self._unsuspended(cluster)
             elif carries(cluster) and may_hold(self.request, cluster):
-                self.others.append(cluster)
+                rest = self._unsuspended(cluster)
+                if rest.nodes:
+                    self.others.append(rest)
         self.local_alive = self.local is not None and self.local.reachable and bool(self.local.nodes)
         self.picked: dict[str, PrefillNodeFacts | None] = {}
         for cluster in (*self.others, self.local) if self.local is not None and self.local_alive else self.others:
@@ -66,6 +86,14 @@ class _Case:
             self.picked[cluster.name] = node
             if node is not None and node.queued_tokens > 0:
                 options.queued = True
+
+    def _unsuspended(self, cluster: ClusterFacts) -> ClusterFacts:
+        """The cluster without what breakers suspend there, which is remembered."""
+        out = [node for node in cluster.nodes if node.suspended or cluster.suspended]
+        if not out:
+            return cluster
+        self.suspended += [(cluster, node) for node in out]
+        return msgspec.structs.replace(cluster, nodes=tuple(node for node in cluster.nodes if node not in out))
 
     @classmethod
     def of(cls, facts: Facts, values: PolicyValues) -> _Case | Decision:
@@ -89,7 +117,7 @@ class _Case:
         if hint is RouteHint.NONE:
             return self._by_cost(here)
         remotes = self._remotes(bounded=False, home_s=None)
-        options = (*here, *remotes)
+        options = (*here, *remotes, *self._barred())
         if hint is RouteHint.LOCAL:
             return self._locally(_least(here), Reason.HINT, options)
         wanted = [o for o in remotes if hint is RouteHint.REMOTE or o.cluster == name]
@@ -112,14 +140,16 @@ class _Case:
             if predicted is not None and (home_s is None or predicted < home_s):
                 home_s = predicted
         remotes = self._remotes(True, home_s)
-        options = (*here, *remotes)
+        barred = self._barred()
+        options = (*here, *remotes, *barred)
         below = self._increment() <= self.facts.threshold_tokens
         allowed = [o for o in remotes if o.allowed]
         best = _least(allowed)
         if below and not (best is not None and local is not None and self._bends(local, best)):
             return self._locally(local, Reason.BELOW_THRESHOLD, options)
         if best is None:
-            return self._locally(local, _why_home(remotes), options)
+            away = [o for o in barred if self.local is None or o.cluster != self.local.name]
+            return self._locally(local, _why_home([*remotes, *away]), options)
         mine = None if local is None else local.cost_s
         if mine is not None and best.cost_s is not None and mine + self.values.slack_s <= best.cost_s:
             return self._locally(local, Reason.REMOTE_DEARER, options)
@@ -189,6 +219,14 @@ class _Case:
                 found.append(self.options.through(cluster, node, source, bounded, home_s))
         return found
 
+    def _barred(self) -> list[Option]:
+        """The ways that breakers are open for, to be shown."""
+        found = []
+        for cluster, node in self.suspended:
+            way = self.options.through(cluster, node)
+            found.append(msgspec.structs.replace(way, allowed=False, barred=Bar.BREAKER_OPEN))
+        return found
+
     def _source_elsewhere(self, to: PrefillNodeFacts | None) -> Source | None:
         """From where a prefix could be moved to a node here."""
         if not self.facts.can_move:
@@ -229,4 +267,6 @@ def _why_home(remotes: Sequence[Option]) -> Reason:
     bars = [option.barred for option in remotes]
     if Bar.SLOWER in bars:
         return Reason.REMOTE_SLOWER
-    return Reason.LINK_CONGESTED if Bar.CONGESTED in bars else Reason.NO_REMOTE
+    if Bar.CONGESTED in bars:
+        return Reason.LINK_CONGESTED
+    return Reason.BREAKER_OPEN if Bar.BREAKER_OPEN in bars else Reason.NO_REMOTE

@@ -40,7 +40,8 @@ class Replayed(msgspec.Struct, frozen=True):
 
 
 class _Record(msgspec.Struct):
-    """What of a record is needed. ``retried`` were decided as the first, after a node held less than was thought."""
+    """What of a record is needed. ``retried`` were decided as the first, after a node held less than was thought or one
+    remote way failed and left another; ``fallback_retried`` as the fallback, after that failed too."""
 
     id: str
     schema: int = 1
@@ -48,6 +49,7 @@ class _Record(msgspec.Struct):
     decision: Decision | None = None
     retried: tuple[Decision, ...] = ()
     fallback_decision: Decision | None = None
+    fallback_retried: tuple[Decision, ...] = ()
 
 
 class _Head(msgspec.Struct):
@@ -67,8 +69,9 @@ def replay(line: bytes) -> Iterator[Replayed]:
     for kind, was in ways:
         if was is not None:
             yield Replayed(record.id, kind, canonical(was), _again(policy.decide, was.facts))
-    if record.fallback_decision is not None:
-        was = record.fallback_decision
+    for was in (record.fallback_decision, *record.fallback_retried):
+        if was is None:
+            continue
         yield Replayed(record.id, "fallback", canonical(was), _again(policy.fall_back, was.facts))
 
 

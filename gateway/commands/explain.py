@@ -18,6 +18,7 @@ _WHY = {
     "remote_dearer": "above the threshold, but every remote way cost more",
     "home_busy": "no more uncached tokens than the threshold, but a queue at home made another way cheaper",
     "link_congested": "above the threshold, but the way to every remote cluster was congested",
+    "breaker_open": "above the threshold, but the circuit breaker of every remote way was open",
     "observe_mode": "the policy only observes: it was prefilled at home",
     "no_remote_cluster": "above the threshold, but no remote cluster could take it",
     "no_local_prefill_node": "no local prefill node was alive: the decode node prefilled in place",
@@ -31,6 +32,7 @@ _WHY = {
 _BARRED = {
     "slower_than_local": "no, slower than the local way",
     "link_congested": "no, its link is congested",
+    "breaker_open": "no, its circuit breaker is open",
     "being_measured": "no, another request is measuring it",
 }
 

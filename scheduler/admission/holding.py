@@ -7,7 +7,7 @@ there; but every job that waits has a slot there and on its decode node.
 from __future__ import annotations
 
 from scheduler.decision import Decision, Option, Reason
-from scheduler.facts import PrefillNodeFacts, RouteHint
+from scheduler.facts import ClusterFacts, PrefillNodeFacts, RouteHint
 from scheduler.predict import compute_s, wait_s
 
 HOLD_S = 30.0
@@ -24,10 +24,15 @@ def waits_for_room(decision: Decision) -> bool:
         return False
     request = decision.facts.request
     return any(
-        cluster.reachable and cluster.nodes and not any(node.free_slots > 0 for node in cluster.nodes)
+        _full(cluster)
         for cluster in decision.facts.clusters
         if not cluster.local and (request.hint is RouteHint.REMOTE or cluster.name == request.hint_cluster)
     )
+
+
+def _full(cluster: ClusterFacts) -> bool:
+    usable = [node for node in cluster.nodes if not node.suspended]
+    return cluster.reachable and not cluster.suspended and bool(usable) and all(n.free_slots <= 0 for n in usable)
 
 
 def held_back(decision: Decision) -> bool:
