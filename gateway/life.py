@@ -30,7 +30,7 @@ from gateway.request_record import RequestRecord, Route
 from gateway.services import Services
 from gateway.traffic import uncached_at_home
 from gateway.turn import Turn, Way
-from kvcache.control import Delta, Finished
+from kvcache.control import AnswerPart, Delta, Finished
 from scheduler.decision import Decision, Reason
 from scheduler.facts import Facts
 from scheduler.retrying import Failure, Retrying
@@ -82,7 +82,7 @@ class RequestLife:
         """Tokens of the answer that came so far; None before the first."""
         return self._record.spoken
 
-    async def first(self) -> Delta | Finished:
+    async def first(self) -> AnswerPart:
         """The first piece of the answer, by the first way or the fallback. Raises ApiError."""
         try:
             return await self._first_way()
@@ -92,7 +92,7 @@ class RequestLife:
                 raise refusals.failed(f"the {self.route.route} way failed", failure) from failure
             return await self._at_home(failure)
 
-    async def following(self) -> Delta | Finished:
+    async def following(self) -> AnswerPart:
         """The next piece after the first, up to Finished. Raises ApiError when the answer breaks off."""
         attempt = self._record.attempts[-1]
         before = self._loop.time()
@@ -128,7 +128,7 @@ class RequestLife:
 
     # ---- ways
 
-    async def _first_way(self) -> Delta | Finished:
+    async def _first_way(self) -> AnswerPart:
         """The way that policy chooses; again where a node held less than was thought, or another remote way is left."""
         await self._turn.go(Way(self._decide, self._start_first, self._refused))
         while True:
@@ -172,7 +172,7 @@ class RequestLife:
         self._s.metrics.retries.labels(way).inc()
         await asyncio.sleep(pause)
 
-    async def _at_home(self, failure: AttemptFailed) -> Delta | Finished:
+    async def _at_home(self, failure: AttemptFailed) -> AnswerPart:
         """The fallback, and others for it where it fails. Raises ApiError."""
         while True:
             fallback = Fallback(self._s, self._record.attempts[-1], failure, self.route.route)
@@ -257,7 +257,7 @@ class RequestLife:
         self._trial = Trial(registry.breakers, attempt, registry.local_cluster, self._dispatched_at)
         attempt.dispatch()
 
-    async def _first_of(self, attempt: Attempt, late_after: float | None) -> Delta | Finished:
+    async def _first_of(self, attempt: Attempt, late_after: float | None) -> AnswerPart:
         """Wait for the first piece. Raises AttemptFailed, also for a late attempt, and ApiError at the deadline."""
         left = self.deadline - self._loop.time()
         patience = left if late_after is None else min(left, late_after)
@@ -308,12 +308,12 @@ class RequestLife:
 
     # ---- accounting
 
-    def _saw(self, item: Delta | Finished) -> None:
+    def _saw(self, item: AnswerPart) -> None:
         self._record.saw(item)
         if isinstance(item, Delta):
             if not self._p.measures:
                 self._s.meter.spoke(self, len(item.token_ids), time.monotonic())
-        elif item.prompt_tokens != len(self._p.token_ids):
+        elif isinstance(item, Finished) and item.prompt_tokens != len(self._p.token_ids):
             log.warning("usage differs id=%s node_says=%d", self._p.facts.request_id, item.prompt_tokens)
             self._s.metrics.usage_differs.inc()
             self._s.prefixes.distrust()

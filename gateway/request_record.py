@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.attempts import Attempt
 from gateway.building import Prompted
-from kvcache.control import Delta, Finished
+from kvcache.control import AnswerPart, Delta, Finished
 from scheduler.decision import Decision
 from scheduler.replay import SCHEMA
 from scheduler.values import PolicyValues
@@ -57,11 +57,11 @@ class RequestRecord:
         if not last:
             self.first_ways = len(self.decisions)
 
-    def saw(self, item: Delta | Finished) -> None:
+    def saw(self, item: AnswerPart) -> None:
         """A piece of the answer."""
         if isinstance(item, Delta):
             self.spoken = (self.spoken or 0) + len(item.token_ids)
-        else:
+        elif isinstance(item, Finished):
             self.finished = item
             self.spoken = item.completion_tokens
 
