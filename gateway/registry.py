@@ -13,6 +13,7 @@ import msgspec
 from gateway.breakers import Breakers
 from gateway.config import NAME
 from gateway.errors import ApiError
+from gateway.joining.security import NO_SECURITY, ClusterSecurity
 from gateway.sessions import NodeSession
 from gateway.state import State
 from gateway.terms import ClusterTerms
@@ -43,8 +44,9 @@ class Dial(StrEnum):
 
 
 class ClusterState(StrEnum):
-    """Draining clusters finish what they have; removed ones may not join."""
+    """Nodes of pending clusters wait for approval; draining ones finish what they have; removed ones may not join."""
 
+    PENDING = "pending"
     ACTIVE = "active"
     DRAINING = "draining"
     REMOVED = "removed"
@@ -61,6 +63,7 @@ class Cluster:
     created: float
     egress_gbps: float = 0.0
     terms: ClusterTerms = NO_TERMS
+    security: ClusterSecurity = NO_SECURITY
 
 
 class Registry:
@@ -100,8 +103,15 @@ class Registry:
             raise ApiError(404, f"no cluster is named {name!r}", param="cluster", code="cluster_not_found")
         return found
 
-    def register(self, name: str, dial: Dial, egress_gbps: float = 0.0, terms: ClusterTerms = NO_TERMS) -> Cluster:
-        """Add a remote cluster, or bring a removed one back. Raises ApiError."""
+    def register(
+        self,
+        name: str,
+        dial: Dial,
+        egress_gbps: float = 0.0,
+        terms: ClusterTerms = NO_TERMS,
+        state: ClusterState = ClusterState.ACTIVE,
+    ) -> Cluster:
+        """Add a remote cluster, or bring a removed one back, whose old certificates stay revoked. Raises ApiError."""
         if not NAME.fullmatch(name):
             raise ApiError(400, "name: letters, digits, dot, dash and underscore, at most 63", param="name")
         if not 0 <= egress_gbps <= MAX_EGRESS_GBPS:
@@ -119,7 +129,19 @@ class Registry:
                 "one side must accept",
                 param="dial",
             )
-        return self._set(Cluster(name, False, dial, ClusterState.ACTIVE, time.time(), egress_gbps, terms))
+        security = NO_SECURITY if known is None else known.security
+        return self._set(Cluster(name, False, dial, state, time.time(), egress_gbps, terms, security))
+
+    def approve(self, name: str) -> Cluster:
+        """Let nodes of a pending cluster join; nothing changes for one that is approved. Raises ApiError."""
+        cluster = self._remote(name)
+        if cluster.state is not ClusterState.PENDING:
+            return cluster
+        return self._set(replace(cluster, state=ClusterState.ACTIVE))
+
+    def secure(self, name: str, security: ClusterSecurity) -> Cluster:
+        """Put another join token or epoch of certificates in force; the local cluster's too. Raises ApiError."""
+        return self._set(replace(self.cluster(name), security=security))
 
     def set_terms(self, name: str, terms: ClusterTerms) -> Cluster:
         """Say anew where a cluster is, whether it is trusted and what it costs; the local one too. Raises ApiError."""
@@ -129,13 +151,15 @@ class Registry:
     def set_draining(self, name: str, draining: bool) -> Cluster:
         """Stop or resume sending new work to a remote cluster. Raises ApiError."""
         cluster = self._remote(name)
+        if cluster.state is ClusterState.PENDING:
+            raise ApiError(409, f"cluster {name!r} waits for approval", param="cluster", code="cluster_pending")
         state = ClusterState.DRAINING if draining else ClusterState.ACTIVE
         return self._set(replace(cluster, state=state))
 
     def remove(self, name: str) -> Cluster:
-        """Remove a remote cluster: its nodes are dismissed and may not come back. Raises ApiError."""
+        """Remove a remote cluster: its nodes are dismissed, its token and certificates revoked. Raises ApiError."""
         cluster = self._remote(name)
-        removed = self._set(replace(cluster, state=ClusterState.REMOVED))
+        removed = self._set(replace(cluster, state=ClusterState.REMOVED, security=cluster.security.revoked()))
         for session in self.nodes(name):
             session.lose("cluster_removed")
         return removed
@@ -255,6 +279,9 @@ class Registry:
             word = "was removed" if cluster else "is not registered"
             cure = f"register it with `prfaas clusters register {join.cluster[:63]}`"
             return Refused("cluster", f"{join.cluster[:63]!r} {word}; {cure}")
+        if cluster.state is ClusterState.PENDING:
+            cure = f"an admin approves it with `prfaas clusters approve {cluster.name}`"
+            return Refused("cluster", f"{cluster.name!r} waits for approval; {cure}")
         if join.role is Role.DECODE and not cluster.local:
             return Refused("role", f"cluster {join.cluster!r} prefills; decode nodes join {self.local_cluster!r}")
         return None
@@ -313,8 +340,8 @@ class Registry:
 
     def _set(self, cluster: Cluster) -> Cluster:
         self._state.execute(
-            "INSERT OR REPLACE INTO clusters (name, dial, state, created, egress_gbps, terms) "
-            "VALUES (?, ?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO clusters (name, dial, state, created, egress_gbps, terms, security) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
             (
                 cluster.name,
                 cluster.dial.value,
@@ -322,6 +349,7 @@ class Registry:
                 cluster.created,
                 cluster.egress_gbps,
                 msgspec.json.encode(cluster.terms).decode(),
+                msgspec.json.encode(cluster.security).decode(),
             ),
         )
         self._clusters[cluster.name] = cluster
@@ -329,16 +357,23 @@ class Registry:
 
     def _load(self) -> dict[str, Cluster]:
         with self._state.reading("clusters"):
-            rows = self._state.execute("SELECT name, dial, state, created, egress_gbps, terms FROM clusters")
-            found = {n: Cluster(n, False, Dial(d), ClusterState(s), c, e, _terms(t)) for n, d, s, c, e, t in rows}
+            rows = self._state.execute("SELECT name, dial, state, created, egress_gbps, terms, security FROM clusters")
+            found = {
+                n: Cluster(n, False, Dial(d), ClusterState(s), c, e, _terms(t), _security(own))
+                for n, d, s, c, e, t, own in rows
+            }
         kept = found.get(self.local_cluster)
-        terms = NO_TERMS if kept is None else kept.terms
-        local = Cluster(self.local_cluster, True, Dial.IN, ClusterState.ACTIVE, time.time(), terms=terms)
+        terms, security = (NO_TERMS, NO_SECURITY) if kept is None else (kept.terms, kept.security)
+        local = Cluster(self.local_cluster, True, Dial.IN, ClusterState.ACTIVE, time.time(), 0.0, terms, security)
         return found | {self.local_cluster: local}
 
 
 def _terms(kept: str | None) -> ClusterTerms:
     return NO_TERMS if kept is None else msgspec.json.decode(kept, type=ClusterTerms)
+
+
+def _security(kept: str | None) -> ClusterSecurity:
+    return NO_SECURITY if kept is None else msgspec.json.decode(kept, type=ClusterSecurity)
 
 
 def _plain(text: str, most: int) -> bool:

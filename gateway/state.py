@@ -33,7 +33,7 @@ CREATE TABLE IF NOT EXISTS keys (
     route_hint INTEGER NOT NULL, clusters TEXT, created REAL NOT NULL, limits TEXT);
 CREATE TABLE IF NOT EXISTS clusters (
     name TEXT PRIMARY KEY, dial TEXT NOT NULL, state TEXT NOT NULL, created REAL NOT NULL,
-    egress_gbps REAL NOT NULL DEFAULT 0, terms TEXT);
+    egress_gbps REAL NOT NULL DEFAULT 0, terms TEXT, security TEXT);
 CREATE TABLE IF NOT EXISTS decisions (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL, request_id TEXT NOT NULL, record BLOB NOT NULL);
 CREATE INDEX IF NOT EXISTS decisions_by_id ON decisions (id);
@@ -48,6 +48,7 @@ CREATE TABLE IF NOT EXISTS traffic_slots (
 _LATER = (
     ("clusters", "egress_gbps", "REAL NOT NULL DEFAULT 0"),
     ("clusters", "terms", "TEXT"),
+    ("clusters", "security", "TEXT"),
     ("keys", "limits", "TEXT"),
 )
 """Columns that files of older gateways lack."""
