@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import secrets
 import time
 from collections.abc import Callable
@@ -12,37 +11,33 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from gateway import request_headers as said
 from gateway.admission import Admission, Pass
-from gateway.asgi import Receive, Scope, Send, header
+from gateway.asgi import Receive, Scope, Send
 from gateway.building import Prompted
 from gateway.errors import ApiError, bad_field
 from gateway.exchange import JSON, SSE, Exchange, read_body
+from gateway.inflight import InFlight
 from gateway.keys import Principal, Role
 from gateway.kv_lookup import BLOCK_TOKENS
 from gateway.life import RequestLife
 from gateway.openai.requests import GenerationRequest, parse_chat, parse_completion
 from gateway.openai.responses import Answer
+from gateway.request_ids import request_id
 from gateway.services import Services
 from gateway.tokenizing import Tokenizing
 from kvcache.chain_cache import ChainCache
 from kvcache.control import AnswerPart, Finished
-from kvcache.quality import Quality
 from kvcache.wire import Role as NodeRole
-from scheduler.facts import RequestFacts, RouteHint
+from scheduler.facts import RequestFacts
 from scheduler.sizes import size_facts
 
 log = logging.getLogger(__name__)
 
 Parse = Callable[[bytes], GenerationRequest]
 
-MEASURE = "x-prfaas-measure"
-"""With the value 1: a request of ``prfaas profile``."""
-TTFT_SLO = "x-prfaas-ttft-slo"
-MOST_SLO_S = 86400.0
 READ_GRACE_S = 5.0
 """How long after its deadline an answer that is ready may still wait for a client that does not read."""
-
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,28 +63,18 @@ class Generation:
         self._tokenizing = tokenizing
         self._sizes = size_facts(services.model.layout)
         self._chains = ChainCache()
-        self._in_flight = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self.draining = False
-
-    async def drained(self) -> None:
-        """Return when no request is being served."""
-        await self._idle.wait()
+        self.in_flight = InFlight(services.config.max_in_flight, services.waiting)
 
     async def serve(self, endpoint: Endpoint, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. A client that goes away before its end cancels everything done for it."""
-        exchange = Exchange(endpoint.path, _request_id(scope), send)
+        exchange = Exchange(endpoint.path, request_id(scope), send)
         began = time.perf_counter()
-        self._in_flight += 1
-        self._idle.clear()
+        self.in_flight.enter()
         self._s.metrics.running.inc()
         try:
             await self._guarded(exchange, endpoint.parse, principal, scope, receive)
         finally:
-            self._in_flight -= 1
-            if not self._in_flight:
-                self._idle.set()
+            self.in_flight.leave()
             self._s.metrics.running.dec()
             self._s.metrics.duration.labels(endpoint.path).observe(time.perf_counter() - began)
             self._s.metrics.requests.labels(endpoint.path, exchange.route, str(exchange.status)).inc()
@@ -140,17 +125,14 @@ class Generation:
     def _check(self, principal: Principal, scope: Scope) -> None:
         if scope["method"] != "POST":
             raise ApiError(405, f"{scope['path']} takes POST, not {scope['method']}", code="method_not_allowed")
-        if _measures(scope):
+        if said.measures(scope):
             if not principal.may(Role.PLANNER):
-                raise ApiError(403, f"{MEASURE} needs a key with role planner", param=MEASURE, code="role_forbidden")
+                raise ApiError(
+                    403, f"{said.MEASURE} needs a key with role planner", param=said.MEASURE, code="role_forbidden"
+                )
         elif not principal.may(Role.CLIENT):
             raise ApiError(403, f"a key with role {principal.role} may not generate", code="role_forbidden")
-        if self.draining:
-            raise ApiError(503, "this gateway is shutting down", code="shutting_down", retry_after_s=1)
-        if self._in_flight > self._s.config.max_in_flight:
-            most = self._s.config.max_in_flight
-            text = f"this gateway serves {most} requests at once and does; try again later, or add a gateway"
-            raise self._s.waiting.refused("in_flight", 503, text, 1.0, "overloaded")
+        self.in_flight.check()
 
     async def _answer(
         self,
@@ -231,8 +213,8 @@ class Generation:
                 param="model",
                 code="model_not_found",
             )
-        hint, hint_cluster = self._route_hint(scope, principal)
-        quality, session, slo = _quality(scope), _session(scope), _ttft_slo(scope)
+        hint, hint_cluster = said.route_hint(scope, principal, [one.name for one in self._s.registry.clusters])
+        quality, session, slo = said.quality(scope), said.session(scope), said.ttft_slo(scope)
         self._check_sampling(request)
         token_ids = await self._token_ids(request)
         sampling = msgspec.structs.replace(request.sampling, max_tokens=self._room(request, len(token_ids)))
@@ -263,7 +245,7 @@ class Generation:
             sampling,
             names,
             session,
-            _measures(scope),
+            said.measures(scope),
             admitted.account,
             admitted.weight,
             request.priority,
@@ -340,24 +322,6 @@ class Generation:
             )
         return min(left, request.max_tokens)
 
-    def _route_hint(self, scope: Scope, principal: Principal) -> tuple[RouteHint, str | None]:
-        name = "x-prfaas-route-hint"
-        value = header(scope, name.encode())
-        if value is None:
-            return RouteHint.NONE, None
-        if not (principal.route_hint or _measures(scope)):
-            raise ApiError(
-                403,
-                "this key may not give route hints; create one with --route-hint",
-                param=name,
-                code="route_hint_forbidden",
-            )
-        if value in (RouteHint.LOCAL, RouteHint.REMOTE):
-            return RouteHint(value), None
-        if all(cluster.name != value for cluster in self._s.registry.clusters):
-            raise bad_field(name, f"{name} must be local, remote or the name of a registered cluster")
-        return RouteHint.CLUSTER, value
-
     def _count(self, life: RequestLife) -> None:
         done = life.finished
         if done is not None:
@@ -366,50 +330,6 @@ class Generation:
             self._s.metrics.cached_tokens.inc(done.cached_tokens)
 
 
-def _measures(scope: Scope) -> bool:
-    """Whether this is no traffic but a measurement of the stack, which is to leave no trace in what is observed."""
-    return header(scope, MEASURE.encode()) == "1"
-
-
-def _quality(scope: Scope) -> Quality:
-    """How inexact the request lets its KV become; exact unless it says otherwise. Raises ApiError."""
-    name = "x-prfaas-kv-quality"
-    value = header(scope, name.encode())
-    try:
-        return Quality.EXACT if value is None else Quality(value)
-    except ValueError:
-        raise bad_field(name, f"{name} must be one of {', '.join(Quality)}") from None
-
-
-def _ttft_slo(scope: Scope) -> float | None:
-    """Seconds within which the client wants its first token. Raises ApiError."""
-    value = header(scope, TTFT_SLO.encode())
-    if value is None:
-        return None
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= MOST_SLO_S:
-        raise bad_field(TTFT_SLO, f"{TTFT_SLO} must be seconds in (0, {MOST_SLO_S:g}], got {value[:40]!r}")
-    return seconds
-
-
-def _session(scope: Scope) -> str | None:
-    """What the client calls the conversation that this request goes on with. Raises ApiError."""
-    name = "x-session-id"
-    value = header(scope, name.encode())
-    if value is not None and not _REQUEST_ID.fullmatch(value):
-        raise bad_field(name, f"{name} must be 1 to 128 letters, digits, dots, dashes, colons or underscores")
-    return value
-
-
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _request_id(scope: Scope) -> str:
-    """The client's id if it is one that is safe to log and to echo, else a fresh one."""
-    given = header(scope, b"x-request-id")
-    return given if given is not None and _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
