@@ -84,6 +84,11 @@ class Pass:
         self._prompt = 0
         self._ended = False
 
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether how many tokens it is decides what else may be used."""
+        return any(usage.limits.tokens_per_minute is not None for _, usage in self._usages)
+
     def reserve(self, prompt_tokens: int, most_output: int, bounded: bool, now: float) -> int:
         """Take the tokens that it will need; returns the output expected. Raises ApiError 429.
 
@@ -97,17 +102,18 @@ class Pass:
         self._reserved, self._prompt = tokens, prompt_tokens
         return expected
 
-    def end(self, spoken: int | None, whole: bool, now: float) -> None:
+    def end(self, spoken: int | None, whole: bool, now: float, prompt_tokens: int | None = None) -> None:
         """It is over after that many tokens of its answer, None where none came. Idempotent.
 
-        ``whole``: that was all of the answer, so others of this account may turn out as long.
+        ``whole``: that was all of the answer, so others of this account may turn out as long. ``prompt_tokens`` are
+        those of its prompt where they were not known before.
         """
         if self._ended:
             return
         self._ended = True
         if whole and spoken is not None:
             self._admission.outputs.saw(self.account, spoken)
-        used = 0 if spoken is None else self._prompt + spoken
+        used = 0 if spoken is None else (self._prompt if prompt_tokens is None else prompt_tokens) + spoken
         for _, usage in self._usages:
             if self._reserved:
                 usage.spend(used - self._reserved, now)

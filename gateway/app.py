@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
 from gateway import rebalance_config
@@ -12,11 +14,14 @@ from gateway.affinity import Affinity
 from gateway.asgi import Receive, Scope, Send
 from gateway.breakers import BreakerGauges
 from gateway.building import AttemptBuilder
-from gateway.config import GatewayConfig
+from gateway.config import ConfigError, GatewayConfig
 from gateway.conversions import Conversions
 from gateway.decisions import Decisions
 from gateway.errors import ApiError
 from gateway.executors import Executors, OwnNodes
+from gateway.fleet import config as fleet_config
+from gateway.fleet.fleet import Fleet
+from gateway.fleet.health import HealthWatch
 from gateway.history import History
 from gateway.hot import ENDPOINTS, Generation
 from gateway.interconnect import Interconnects
@@ -31,6 +36,9 @@ from gateway.observing import Observer
 from gateway.rebalance_metrics import RebalanceGauges
 from gateway.rebalancing import Rebalancing
 from gateway.registry import Registry
+from gateway.relay.figures import RelayFigures
+from gateway.relay.places import Places
+from gateway.relay.relay import Relay
 from gateway.routes import build_routes
 from gateway.services import Services
 from gateway.state import State
@@ -39,8 +47,10 @@ from gateway.tenants import Tenants
 from gateway.threshold import Threshold
 from gateway.tokenizing import Tokenizing
 from gateway.traffic import TrafficMeter
+from gateway.upstream.pool import Pool
 from gateway.verification import Verification
 from gateway.waiting import WaitingRoom
+from kvcache.tracing import Tracer, tracer_for
 from kvcache.wire import Role
 from scheduler.budget import FallbackBudget
 from scheduler.policy import RoutingPolicy
@@ -56,6 +66,7 @@ class Gateway:
     def __init__(self, config: GatewayConfig, model: ServedModel, state: State) -> None:
         self.config = config
         self.state = state
+        self._tracer = _tracer(config)
         self.keys = KeyBook(state)
         self.registry = Registry(state, config.local_cluster, model.fingerprint, model.context_tokens, config.breaker)
         self.kv_index = KvIndex(model.layout, model.fingerprint.digest())
@@ -65,6 +76,10 @@ class Gateway:
         ticket_key = state.ticket_key()
         builder = AttemptBuilder(self.registry, ticket_key, model.fingerprint.digest())
         threshold, meter = Threshold(config.threshold_tokens), TrafficMeter()
+        engines = () if config.engines_file is None else fleet_config.read(config.engines_file, config.local_cluster)
+        self.fleet = Fleet(engines, config.local_cluster)
+        self._upstream = Pool()
+        self._health = HealthWatch(self.fleet, self._upstream)
         self.waiting = WaitingRoom(config.queue, config.queue_timeout_s, self._has_room)
         self.metrics.show(self.waiting.metrics)
         self.metrics.show(BreakerGauges(self.registry.breakers))
@@ -84,13 +99,16 @@ class Gateway:
             self.kv_index,
             Affinity(),
             self.waiting,
+            self._tracer,
         )
         own_nodes = OwnNodes()
         self.rebalancing = self._long_term(model, builder, own_nodes, threshold, meter)
         self.metrics.show(RebalanceGauges(self.rebalancing))
         self._tokenizing = Tokenizing(model.tokenizer, model.template)
         self._access = Access(self.keys, config.join_token)
-        self.generation = Generation(services, self._tokenizing, Admission(tenants, self.waiting.metrics))
+        admission = Admission(tenants, self.waiting.metrics)
+        self.generation = Generation(services, self._tokenizing, admission)
+        self.relay = self._relayed(admission)
         interconnects = Interconnects(self.registry)
         self._streams = ControlStreams(
             config, self.registry, self._access, self.metrics, own_nodes, ticket_key, self.kv_index, interconnects
@@ -100,6 +118,24 @@ class Gateway:
         )
         add_interconnect_routes(self._routes, interconnects)
         add_admission_routes(self._routes, tenants, config.max_body_bytes)
+
+    def _relayed(self, admission: Admission) -> Relay | None:
+        """What answers requests to external engines below ASGI; None where there are none."""
+        if self.config.engines_file is None:
+            return None
+        figures = RelayFigures(self.metrics)
+        self.metrics.show(figures)
+        return Relay(
+            self.config,
+            self.fleet,
+            self._access,
+            admission,
+            self.waiting,
+            self.generation.in_flight,
+            figures,
+            Places(self.registry),
+            self._upstream,
+        )
 
     def _long_term(
         self, model: ServedModel, builder: AttemptBuilder, own: OwnNodes, threshold: Threshold, meter: TrafficMeter
@@ -133,19 +169,25 @@ class Gateway:
     def _has_room(self) -> bool:
         """Whether any answer more can be spoken."""
         nodes = self.registry.nodes(self.registry.local_cluster, Role.DECODE)
-        return any(node.free_slots > 0 for node in nodes if node.accepting)
+        if any(node.free_slots > 0 for node in nodes if node.accepting):
+            return True
+        now = asyncio.get_running_loop().time()
+        return any(engine.free_slots and engine.accepting(now) for engine in self.fleet.engines)
 
     def not_ready(self) -> str | None:
         """What keeps this gateway from serving, or None."""
-        if self.generation.draining:
+        if self.generation.in_flight.draining:
             return "shutting down"
         if not any(node.accepting for node in self.registry.nodes(self.registry.local_cluster, Role.DECODE)):
-            return "no decode node accepts work"
+            now = asyncio.get_running_loop().time()
+            if not any(engine.accepting(now) for engine in self.fleet.engines):
+                return "no decode node accepts work"
         return None
 
     def close(self) -> None:
         """Write what is pending and let go of threads and files. Idempotent."""
         self._tokenizing.close()
+        self._upstream.close()
         self.decisions.close()
         self.state.close()
 
@@ -156,7 +198,9 @@ class Gateway:
             if event["type"] == "lifespan.startup":
                 self._kv_upkeep.start()
                 self.rebalancing.start()
+                self._health.start()
             else:
+                await self._health.stop()
                 await self.rebalancing.stop()
                 await self._kv_upkeep.stop()
             await send({"type": f"{event['type']}.complete"})
@@ -184,6 +228,13 @@ class Gateway:
             return
         await receive()
         await send({"type": "websocket.close", "code": 1008})
+
+
+def _tracer(config: GatewayConfig) -> Tracer:
+    try:
+        return tracer_for(config.otlp_endpoint, "prfaas-gateway", f"{config.host}:{config.port}")
+    except ValueError as error:
+        raise ConfigError(f"--otlp-endpoint: {error}") from error
 
 
 async def _refuse(send: Send, error: ApiError) -> None:

@@ -57,7 +57,8 @@ DEFAULT_BREAKER = BreakerValues()
 class GatewayConfig:
     """All that an operator sets. Times are seconds, sizes bytes.
 
-    ``queue`` requests may wait for a node with room, each for ``queue_timeout_s``.
+    ``engines_file`` lists engines that were not started by prfaas.
+    ``otlp_endpoint`` is the base URL of a collector of traces. ``queue`` requests may wait for a node with room, each for ``queue_timeout_s``.
     ``threshold_auto``: ``threshold_tokens`` is where it starts, and what traffic, nodes and links make of it follows.
     """
 
@@ -73,6 +74,7 @@ class GatewayConfig:
     breaker: BreakerValues = DEFAULT_BREAKER
     fallback: FallbackPolicy = FallbackPolicy.LOCAL
     state_file: Path | None = None
+    engines_file: Path | None = None
     kv_events: tuple[EngineEvents, ...] = ()
     rebalance: Mode = Mode.OBSERVE
     rebalance_file: Path | None = None
@@ -88,6 +90,7 @@ class GatewayConfig:
     lease_s: float = 3.5
     beat_s: float = 1.0
     drain_s: float = 30.0
+    otlp_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):

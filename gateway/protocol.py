@@ -1,18 +1,27 @@
-"""HTTP/1.1 with a bound on all that is no body: how much of it is kept, and how long it may take to arrive."""
+"""HTTP/1.1 with a bound on all that is no body: how much of it is kept, and how long it may take to arrive.
+
+Requests that may be relayed are answered from here, past ASGI; all others go uvicorn's way.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
+import httptools
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from gateway.asgi import Scope
 from gateway.errors import ApiError
+from gateway.relay.caller import Caller
+from gateway.relay.headers import lines
+from gateway.relay.relay import PATHS, Relay
 
 MAX_HEAD_BYTES = 64 << 10
 HEAD_TIMEOUT_S = 10.0
+_RELAYED = frozenset(path.encode() for path in PATHS)
 LINGER_S = 5.0
 """How long a body that nobody wants may go on after its answer, so that the client gets to read that answer."""
 
@@ -26,6 +35,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._idle_bytes = 0
         self._head_due: asyncio.TimerHandle | None = None
         self._linger: asyncio.TimerHandle | None = None
+        self._relay: Relay | None = getattr(self.app, "relay", None)
+        self._relaying: Caller | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A connection that never sends a request is closed, too."""
@@ -36,7 +47,22 @@ class BoundedHttp(HttpToolsProtocol):
         """Let the timers go."""
         self._head_arrived()
         self._end_linger()
+        caller = self._relaying
         super().connection_lost(exc)
+        if caller is not None:
+            caller.on_gone()
+
+    def pause_writing(self) -> None:
+        """The client does not read what waits for it."""
+        super().pause_writing()
+        if self._relaying is not None:
+            self._relaying.on_full()
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        super().resume_writing()
+        if self._relaying is not None:
+            self._relaying.on_drained()
 
     def data_received(self, data: bytes) -> None:
         """Count what arrives without ending a head or adding to a body: heads, trailers, chunk extensions, blanks."""
@@ -62,23 +88,97 @@ class BoundedHttp(HttpToolsProtocol):
         """A parser callback: the head is here."""
         self._advanced = True
         self._head_arrived()
-        super().on_headers_complete()
+        path = self._relayed_path()
+        if path is None:
+            super().on_headers_complete()
+        else:
+            self._to_relay(path)
 
     def on_body(self, body: bytes) -> None:
         """A parser callback: a part of a body."""
         self._advanced = True
-        super().on_body(body)
+        if isinstance(self.cycle, Caller):
+            self.cycle.on_body(body)
+        else:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         """A parser callback: the body's end."""
         self._end_linger()
-        super().on_message_complete()
+        if isinstance(self.cycle, Caller):
+            self.cycle.on_body_end()
+        else:
+            super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """An answer has left. If the rest of its request's body is still on the way, wait for it, but not for long."""
         super().on_response_complete()
         if self.cycle.response_complete and self.cycle.more_body and not self.transport.is_closing():
             self._linger = self.loop.call_later(LINGER_S, self.transport.close)
+
+    # ---- requests that may be relayed
+
+    def default_lines(self) -> bytes:
+        """Header lines of every answer."""
+        return lines(self.server_state.default_headers)
+
+    def relaying(self, caller: Caller | None) -> None:
+        """Whose answer is being written: it hears of the client's leaving and of a full buffer."""
+        self._relaying = caller
+
+    async def hand_over(self, caller: Caller, body: bytes) -> None:
+        """Let the application answer this request, as if it had come there at once."""
+        cycle = RequestResponseCycle(
+            scope=caller.scope,  # type: ignore[arg-type]
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=False,
+            keep_alive=caller.keep_alive,
+            on_response=self.on_response_complete,
+        )
+        cycle.body, cycle.more_body = bytearray(body), False
+        cycle.message_event.set()
+        if self.cycle is caller:  # type: ignore[comparison-overlap]
+            self.cycle = cycle
+        self._relaying = None
+        await cycle.run_asgi(self.app)
+
+    def _relayed_path(self) -> str | None:
+        """The path of a request that an external engine may answer."""
+        if self._relay is None or self.parser.get_method() != b"POST" or self.parser.should_upgrade():
+            return None
+        path = self.url if self.url in _RELAYED else httptools.parse_url(self.url).path
+        return path.decode() if path in _RELAYED else None
+
+    def _to_relay(self, path: str) -> None:
+        """What uvicorn does where a head ends, with the relay's caller in its cycle's place."""
+        assert self._relay is not None
+        version = self.parser.get_http_version()
+        scope = cast(Scope, self.scope)
+        scope.update(method="POST", path=path, raw_path=path.encode(), query_string=b"", http_version=version)
+        before = self.cycle
+        caller = Caller(
+            self,
+            self._relay.serve,
+            scope,
+            self._relay.max_body_bytes,
+            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
+            chunked=version != "1.0",
+            waits_for_100=self.expect_100_continue,
+        )
+        self.cycle = caller  # type: ignore[assignment]
+        if before is None or before.response_complete:
+            self._start_asgi_task(self.cycle, self.app)
+        else:  # pipelined: its turn comes when the answer before it has left
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))
+
+    # ---- bounds
 
     def _expect_head(self) -> None:
         if self._head_due is None:

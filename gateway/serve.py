@@ -44,10 +44,10 @@ class GatewayServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal: refuse new requests, wait for those at hand, then stop. Second: stop now."""
-        if self._gateway.generation.draining:
+        if self._gateway.generation.in_flight.draining:
             self.should_exit = self.force_exit = True
             return
-        self._gateway.generation.draining = True
+        self._gateway.generation.in_flight.draining = True
         asyncio.get_running_loop().call_soon_threadsafe(self._begin_drain)
 
     def _begin_drain(self) -> None:
@@ -56,7 +56,7 @@ class GatewayServer(uvicorn.Server):
     async def _drain(self) -> None:
         try:
             async with asyncio.timeout(self._gateway.config.drain_s):
-                await self._gateway.generation.drained()
+                await self._gateway.generation.in_flight.drained()
         except TimeoutError:
             log.warning("drain cut short after_s=%g", self._gateway.config.drain_s)
         self.should_exit = True

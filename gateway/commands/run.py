@@ -10,6 +10,7 @@ import click
 from gateway.commands.inputs import Finite
 from gateway.config import ConfigError, EngineEvents, FallbackPolicy, GatewayConfig
 from kvcache.layout import DType
+from kvcache.logs import log_option, set_up_logging, traces_option
 from kvcache.quality import Quality
 from scheduler.controller.settings import Mode
 from scheduler.values import PolicyValues
@@ -72,6 +73,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option(
     "--state", type=_FILE, help="SQLite file for keys, clusters and decisions; without it they live in memory."
 )
+@click.option("--engines", type=_FILE, help="TOML file with engines that prfaas did not start: tables [[engine]].")
 @click.option(
     "--kv-events",
     metavar="NODE=tcp://HOST:PORT[,tcp://HOST:PORT]",
@@ -110,6 +112,8 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     help="Seconds that each may wait.",
 )
 @click.option("--max-body-mib", type=click.IntRange(1), default=16, show_default=True, help="Largest request body.")
+@traces_option
+@log_option
 def gateway(
     model: Path,
     model_name: str | None,
@@ -124,6 +128,7 @@ def gateway(
     remote_codec: str,
     fallback: str,
     state: Path | None,
+    engines: Path | None,
     kv_events: tuple[str, ...],
     rebalance: str,
     rebalance_config: Path | None,
@@ -135,11 +140,13 @@ def gateway(
     queue: int,
     queue_timeout: float,
     max_body_mib: int,
+    otlp_endpoint: str | None,
+    log_format: str,
 ) -> None:
     """Run a gateway: the OpenAI-compatible front door of one local cluster and any number of remote ones."""
     from gateway.serve import serve
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    set_up_logging(log_format)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
         config = GatewayConfig(
@@ -159,6 +166,7 @@ def gateway(
             ),
             fallback=FallbackPolicy(fallback),
             state_file=state,
+            engines_file=engines,
             kv_events=tuple(EngineEvents.parse(text) for text in kv_events),
             rebalance=Mode(rebalance),
             rebalance_file=rebalance_config,
@@ -170,6 +178,7 @@ def gateway(
             queue=queue,
             queue_timeout_s=queue_timeout,
             max_body_bytes=max_body_mib << 20,
+            otlp_endpoint=otlp_endpoint,
         )
         serve(config)
     except ConfigError as error:

@@ -58,7 +58,8 @@ class Connection(asyncio.Protocol):
         self._left: int | None = 0
         self._of_head_request = False
         self._answered = False
-        self._paused = False
+        self.paused = False
+        """Whether nothing is read for now."""
 
     @property
     def connected(self) -> bool:
@@ -85,14 +86,14 @@ class Connection(asyncio.Protocol):
 
     def pause(self) -> None:
         """Read nothing more for now."""
-        if not self._paused and self._transport is not None:
-            self._paused = True
+        if not self.paused and self._transport is not None:
+            self.paused = True
             self._transport.pause_reading()
 
     def resume(self) -> None:
         """Read again."""
-        if self._paused and self._transport is not None:
-            self._paused = False
+        if self.paused and self._transport is not None:
+            self.paused = False
             self._transport.resume_reading()
 
     def abandon(self) -> None:
@@ -102,6 +103,10 @@ class Connection(asyncio.Protocol):
             self._chunked.stop()
         self._end_timer()
         self._close()
+
+    def give_up(self, why: str) -> None:
+        """End the exchange as one that broke off: its sink hears of it."""
+        self._fail(Cause.STALLED, why)
 
     # ---- what asyncio calls
 

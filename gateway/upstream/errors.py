@@ -15,6 +15,7 @@ class Cause(StrEnum):
     CLOSED = "closed"
     PROTOCOL = "protocol"
     TOO_LARGE = "too_large"
+    STALLED = "stalled"
     DEADLINE = "deadline"
 
 

@@ -125,3 +125,14 @@ def _size(digits: bytes) -> int | None:
         return int(digits, 16)
     except ValueError:
         return None
+
+
+def content_of(framed: bytes) -> bytes:
+    """What whole chunks hold, as ``on_chunks`` is handed them."""
+    parts, at = [], 0
+    while at < len(framed):
+        line_end = framed.index(b"\r\n", at)
+        end = line_end + 2 + int(framed[at:line_end], 16)
+        parts.append(framed[line_end + 2 : end])
+        at = end + 2
+    return b"".join(parts)

@@ -495,8 +495,8 @@ async def test_an_answer_that_is_not_read_ends_with_its_deadline(stage: Open, mo
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx-request-id: stuck\r\ncontent-length: %d\r\n\r\n"
     writer.write(head % len(body) + body)
     await asyncio.sleep(0.5)
-    assert one.gateway.generation._in_flight == 1
-    await one.until(lambda: one.gateway.generation._in_flight == 0)
+    assert one.gateway.generation.in_flight.count == 1
+    await one.until(lambda: one.gateway.generation.in_flight.count == 0)
     assert (await one.decision("stuck"))["outcome"] in ("slow_client", "failed", "finished")
     assert not reader.at_eof()
     writer.transport.abort()

@@ -1,0 +1,233 @@
+"""The client's side of one relayed request: its body in, one answer out, past ASGI and in place of uvicorn's cycle."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+from typing import Any, Protocol
+
+import msgspec
+
+from gateway.asgi import Scope, header
+from gateway.errors import ApiError
+from gateway.exchange import BODY_TIMEOUT_S
+from gateway.fleet.config import EngineConfig
+from gateway.relay.headers import Header, lines
+
+log = logging.getLogger(__name__)
+
+UNREAD_S = 60.0
+"""How long a client may read nothing of what waits for it; then its connection is closed."""
+_JSON = (b"content-type", b"application/json")
+_STATUS = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+
+
+class Connected(Protocol):
+    """The connection that a request came on."""
+
+    transport: asyncio.Transport
+    loop: asyncio.AbstractEventLoop
+
+    def default_lines(self) -> bytes:
+        """Header lines of every answer."""
+
+    def relaying(self, caller: Caller | None) -> None:
+        """Whose answer is being written: it hears of the client's leaving and of a full buffer."""
+
+    def on_response_complete(self) -> None:
+        """An answer has left whole."""
+
+    async def hand_over(self, caller: Caller, body: bytes) -> None:
+        """Let the application answer this request."""
+
+
+class Caller:
+    """One request. uvicorn's protocol keeps it where it keeps its own cycles, and reads the public attributes."""
+
+    def __init__(
+        self,
+        connection: Connected,
+        serve: Callable[[Caller], Any],
+        scope: Scope,
+        limit: int,
+        keep_alive: bool,
+        chunked: bool,
+        waits_for_100: bool,
+    ) -> None:
+        self.scope = scope
+        self.path: str = scope["path"]
+        self.connection = connection
+        self.keep_alive = keep_alive
+        self.chunked = chunked
+        self.waits_for_100 = waits_for_100
+        self.more_body = True
+        self.disconnected = False
+        self.response_complete = False
+        self.message_event = asyncio.Event()
+        self.request_id = ""
+        self.route = "none"
+        self.extra: list[Header] = []
+        """Headers of the answer besides the engine's."""
+        self.status = 499
+        self.begun = False
+        self._serve = serve
+        self._limit = limit
+        self._body: list[bytes] = []
+        self._size = 0
+        self._arrived: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._unread: asyncio.TimerHandle | None = None
+        self._pause: Callable[[], None] | None = None
+        self._resume: Callable[[], None] | None = None
+        self.write = connection.transport.write
+
+    async def run_asgi(self, app: Any) -> None:
+        """What uvicorn starts when it is this request's turn."""
+        self._task = asyncio.current_task()
+        self.connection.relaying(self)
+        try:
+            await self._serve(self)
+        except asyncio.CancelledError:
+            if not self.disconnected:
+                raise
+        except Exception:
+            log.exception("request broke id=%s", self.request_id)
+            self.give_up(ApiError(500, "internal error", code="internal_error"))
+        finally:
+            self._end_unread()
+            self.connection.relaying(None)
+
+    # ---- its body
+
+    def on_body(self, part: bytes) -> None:
+        """A part of the body; what is beyond the limit is dropped."""
+        self._size += len(part)
+        if self._size <= self._limit:
+            self._body.append(part)
+        elif self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
+
+    def on_body_end(self) -> None:
+        """The body is whole."""
+        self.more_body = False
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
+
+    async def body(self) -> bytes:
+        """The whole body. Raises ApiError 413 where it is too large, 408 where it does not come."""
+        announced = header(self.scope, b"content-length")
+        if announced is not None and announced.isdigit() and int(announced) > self._limit:
+            raise self._too_large()
+        if self.more_body and self._size <= self._limit:
+            if self.waits_for_100:
+                self.waits_for_100 = False
+                self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._arrived = self.connection.loop.create_future()
+            try:
+                async with asyncio.timeout(BODY_TIMEOUT_S):
+                    await self._arrived
+            except TimeoutError:
+                text = f"the body did not come within {BODY_TIMEOUT_S:g} s"
+                raise ApiError(408, text, code="body_timeout") from None
+        if self._size > self._limit:
+            raise self._too_large()
+        whole = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._body = []
+        return whole
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"the body is larger than {self._limit} bytes", code="body_too_large")
+
+    # ---- its answer
+
+    def named(self, request_id: str) -> None:
+        """How the request is called: its client and the engine are told."""
+        self.request_id = request_id
+        self.extra = [(b"x-request-id", request_id.encode())]
+
+    def goes_to(self, engine: EngineConfig, local: bool) -> None:
+        """The way is known: its client is told."""
+        self.route = "local" if local else f"remote:{engine.cluster}"
+        way = ((b"x-prfaas-route", self.route.encode()), (b"x-prfaas-engine", engine.name.encode()))
+        self.extra = [*self.extra[:1], *way]
+
+    def begin(self, status: int, headers: list[Header], length: int | None) -> None:
+        """The head of an answer. Without a length its body is chunked, or ends with the connection."""
+        self.status, self.begun = status, True
+        if length is not None:
+            framing = b"content-length: %d\r\n" % length
+        elif self.chunked:
+            framing = b"transfer-encoding: chunked\r\n"
+        else:
+            framing, self.keep_alive = b"", False
+        self.write(self._head(status, headers, framing))
+
+    def respond(self, status: int, headers: Iterable[Header], body: bytes) -> None:
+        """A whole answer."""
+        self.status, self.begun = status, True
+        self.write(self._head(status, headers, b"content-length: %d\r\n" % len(body)) + body)
+        self.finish()
+
+    def refuse(self, error: ApiError) -> None:
+        """An answer of the gateway's own. Nothing for a client that is gone."""
+        if not self.disconnected:
+            self.respond(error.status, (_JSON, *error.headers()), msgspec.json.encode(error.body()))
+
+    def finish(self) -> None:
+        """The answer has been written to its end."""
+        self.response_complete = True
+        if not self.keep_alive:
+            self.connection.transport.close()
+        self.connection.on_response_complete()
+
+    def give_up(self, error: ApiError) -> None:
+        """An error of the gateway's own, whether or not anything was said yet."""
+        if self.begun:
+            self.cut()
+        else:
+            self.refuse(error)
+
+    def cut(self) -> None:
+        """The answer cannot be ended as it began: let the client see that by the connection's end."""
+        self.response_complete = True
+        self.connection.transport.close()
+        self.connection.on_response_complete()
+
+    def _head(self, status: int, headers: Iterable[Header], framing: bytes) -> bytes:
+        first = _STATUS.get(status) or b"HTTP/1.1 %d \r\n" % status
+        last = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
+        return b"".join((first, self.connection.default_lines(), lines(self.extra), lines(headers), framing, last))
+
+    # ---- its client's pace
+
+    def flows(self, pause: Callable[[], None] | None, resume: Callable[[], None] | None) -> None:
+        """How whatever writes here can be stopped while the client does not read, and let go again."""
+        self._pause, self._resume = pause, resume
+        if pause is not None and self._unread is not None:
+            pause()
+
+    def on_full(self) -> None:
+        """Too much waits for the client."""
+        if self._unread is None:
+            self._unread = self.connection.loop.call_later(UNREAD_S, self.connection.transport.abort)
+        if self._pause is not None:
+            self._pause()
+
+    def on_drained(self) -> None:
+        """It reads."""
+        self._end_unread()
+        if self._resume is not None:
+            self._resume()
+
+    def on_gone(self) -> None:
+        """It left: whatever is done for it ends."""
+        self.disconnected = True
+        if self._task is not None and not self.response_complete:
+            self._task.cancel()
+
+    def _end_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None

@@ -1,0 +1,121 @@
+"""The door of relayed requests: who asks, what is asked, whether it is let in; then tries at engines."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gateway.access import Access
+from gateway.admission import Admission
+from gateway.config import GatewayConfig
+from gateway.errors import ApiError, bad_field
+from gateway.fleet.config import DialectName
+from gateway.fleet.engine import Engine
+from gateway.fleet.fleet import Fleet
+from gateway.inflight import InFlight
+from gateway.keys import Principal, Role
+from gateway.relay.asked import Asked, parse, with_usage
+from gateway.relay.caller import Caller
+from gateway.relay.engines import Heads
+from gateway.relay.figures import RelayFigures
+from gateway.relay.headers import lines, to_engine
+from gateway.relay.places import Places
+from gateway.relay.tries import Shared, Tries, Wanted
+from gateway.request_ids import request_id
+from gateway.upstream.pool import Pool
+from gateway.waiting import WaitingRoom
+from scheduler.admission.work import NOMINAL, OUTPUT_WEIGHT
+from scheduler.retrying import RetryBudget
+
+PATHS = ("/v1/completions", "/v1/chat/completions")
+MOST_OUTPUT = 1 << 16
+"""Tokens that an answer without a bound may have, as far as is known here."""
+
+
+class Relay:
+    """Serves callers whose model an external engine answers whole, and hands the others over."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        fleet: Fleet,
+        access: Access,
+        admission: Admission,
+        waiting: WaitingRoom,
+        in_flight: InFlight,
+        figures: RelayFigures,
+        places: Places,
+        pool: Pool,
+    ) -> None:
+        self._fleet = fleet
+        self.max_body_bytes = config.max_body_bytes
+        self._config = config
+        self._access = access
+        self._admission = admission
+        self._in_flight = in_flight
+        self._figures = figures
+        self._places = places
+        self._shared = Shared(pool, waiting, figures, places, RetryBudget(), Heads())
+
+    async def serve(self, caller: Caller) -> None:
+        """Answer one request. Cancelled when its client is gone."""
+        try:
+            principal = self._access.caller(caller.scope)
+            body = await caller.body()
+        except ApiError as error:
+            caller.refuse(error)
+            return
+        asked = parse(body)
+        engines = [] if asked is None else self._fleet.of(asked.model)
+        if asked is None or not engines or engines[0].config.dialect is not DialectName.OPENAI:
+            await caller.connection.hand_over(caller, body)
+            return
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        caller.named(request_id(caller.scope))
+        self._in_flight.enter()
+        self._figures.began()
+        try:
+            await self._admitted(caller, principal, asked, body, engines)
+        except ApiError as error:
+            caller.refuse(error)
+        finally:
+            self._in_flight.leave()
+            self._figures.ended(caller.path, caller.route, caller.status, loop.time() - began)
+
+    async def _admitted(
+        self, caller: Caller, principal: Principal, asked: Asked, body: bytes, engines: list[Engine]
+    ) -> None:
+        """Raises ApiError."""
+        if not principal.may(Role.CLIENT):
+            raise ApiError(403, f"a key with role {principal.role} may not generate", code="role_forbidden")
+        self._in_flight.check()
+        if asked.forbidden is not None:
+            raise bad_field(asked.forbidden, f"{asked.forbidden}: where KV is, only the gateway tells engines")
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        admitted = self._admission.begin(principal, now)
+        spoken, prompt = None, asked.prompt_tokens(len(body))
+        whole = False
+        try:
+            bound = asked.bound
+            expected = admitted.reserve(prompt, bound or MOST_OUTPUT, bound is not None, now)
+            strips = admitted.counts_tokens and not asked.tells_usage
+            wanted = Wanted(
+                with_usage(body) if strips else body,
+                lines((*to_engine(caller.scope["headers"]), caller.extra[0])),
+                strips,
+                now + self._config.request_timeout_s,
+                admitted.account,
+                admitted.weight,
+                asked.urgency,
+                prompt,
+                NOMINAL.seconds(0, prompt) + OUTPUT_WEIGHT * NOMINAL.token_s * expected,
+                self._places.permitted(principal, {engine.config.cluster for engine in engines}),
+            )
+            tries = Tries(self._shared, caller, wanted, engines)
+            try:
+                await tries.run()
+            finally:
+                spoken, prompt, whole = tries.spoken(prompt)
+        finally:
+            admitted.end(spoken, whole, loop.time(), prompt)
