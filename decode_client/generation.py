@@ -143,6 +143,7 @@ class Generation:
             wanted,
             self._prefix.keep_from if self._prefix is not None else None,
             order.priority,
+            salt=order.salt,
         )
         self._cached_tokens = table.stop if table is not None and self.ticket is None else 0
         for answer, like in zip(self._answers[1:], others(command, order.answers), strict=True):

@@ -30,7 +30,8 @@ class PrefillCommand(msgspec.Struct, frozen=True, tag=True):
 
     ``cached`` is a multiple of the block size below ``stop``; what lies below it is read from ``cached_pages``, a table
     of [0, cached). Of ``pages`` nothing below ``cached`` is written: it holds the right bytes already. Each of
-    ``checkpoints`` is offered once it is computed.
+    ``checkpoints`` is offered once it is computed. What an engine keeps of its own accord serves only commands of the
+    same ``salt``.
     """
 
     job: str
@@ -42,6 +43,7 @@ class PrefillCommand(msgspec.Struct, frozen=True, tag=True):
     cached: int = 0
     cached_pages: tuple[int, ...] = ()
     checkpoints: tuple[Checkpoint, ...] = ()
+    salt: str = ""
 
 
 class GenerateCommand(msgspec.Struct, frozen=True, tag=True):
@@ -54,7 +56,7 @@ class GenerateCommand(msgspec.Struct, frozen=True, tag=True):
 
     ``beside`` names a generation of the same prompt that is submitted after this one: an engine may compute the prompt
     for that one alone and share the result, and one that does not has all that it needs here. Whoever submits them ends
-    this one, where that one comes to no token.
+    this one, where that one comes to no token. ``salt`` is as in PrefillCommand.
     """
 
     job: str
@@ -66,6 +68,7 @@ class GenerateCommand(msgspec.Struct, frozen=True, tag=True):
     keep_from: int | None = None
     priority: int = 0
     beside: str = ""
+    salt: str = ""
 
 
 class StoreCommand(msgspec.Struct, frozen=True, tag=True):

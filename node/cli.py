@@ -19,8 +19,9 @@ from kvcache.wire import Role
 from node import config as parsing
 from node.config import ConfigError, NodeConfig, TlsFiles
 from node.control import NodeRefused
+from node.engines import EMBEDDED, ENGINES, EngineChoice, engine_choice, start_engine
 from node.model import NodeModel
-from node.node import BLOCK_TOKENS, Node, embedded_engine
+from node.node import BLOCK_TOKENS, Node
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -45,6 +46,14 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="Kept to each KV peer that this node dials; transfers stripe over them.",
 )
 @click.option("--pool-mib", type=click.IntRange(1, 1 << 22), default=512, show_default=True, help="Host pool of KV.")
+@click.option("--engine", type=click.Choice(ENGINES), default=EMBEDDED, show_default=True, help="What computes.")
+@click.option(
+    "--engine-python",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="vLLM: the Python of the venv that it is installed in.",
+)
+@click.option("--engine-args", default="", help="vLLM: further arguments of its server, as one text.")
+@click.option("--engine-connector", type=_FILE, help="vLLM: JSON of another KV connector to run beside ours.")
 @click.option("--threads", type=click.IntRange(1, 1024), default=1, show_default=True, help="Of the engine.")
 @click.option("--chunk-tokens", type=click.IntRange(1, 1 << 20), default=256, show_default=True)
 @click.option("--max-queue", type=click.IntRange(1, 1 << 16), default=32, show_default=True, help="Jobs that may wait.")
@@ -92,6 +101,10 @@ def node(
     dial: str | None,
     kv_connections: int,
     pool_mib: int,
+    engine: str,
+    engine_python: Path | None,
+    engine_args: str,
+    engine_connector: Path | None,
     threads: int,
     chunk_tokens: int,
     max_queue: int,
@@ -139,19 +152,19 @@ def node(
             ),
             place=parsing.place(place, pod_labels),
         )
-        asyncio.run(_run(settings))
+        asyncio.run(_run(settings, engine_choice(engine, engine_python, engine_args, engine_connector)))
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
     except (NodeRefused, EngineLost, InsecureBind, OSError) as error:
         raise click.ClickException(str(error)) from error
 
 
-async def _run(config: NodeConfig) -> None:
+async def _run(config: NodeConfig, choice: EngineChoice) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     model = await asyncio.to_thread(NodeModel.read, config.model_dir, config.dtype)
-    node = Node(config, model, embedded_engine(config, _Progress(config.node_id)))
+    node = Node(config, model, start_engine(choice, config, model, _Progress(config.node_id)))
     try:
         if not await _unless(stop, node.start()):
             return

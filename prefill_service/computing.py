@@ -71,6 +71,7 @@ class Computation:
             cached=booking.cached_tokens,
             cached_pages=booking.cached_pages,
             checkpoints=wanted,
+            salt=order.salt,
         )
         self._run = EngineRun(engine, command, self._on_event)
         fate.stage = "prefill"

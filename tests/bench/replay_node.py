@@ -19,6 +19,8 @@ from kvcache.plan import plan_transfer
 from node.bench.kv.recording import CHUNK_TOKENS, Recording
 from node.bench.kv.replay import ReplayEngine
 from node.config import NodeConfig
+from node.engines import EngineChoice
+from node.model import NodeModel
 from node.node import BLOCK_TOKENS, StartEngine
 
 TOKENS_PER_S = 1e6
@@ -42,11 +44,13 @@ class EmptyEngine(ReplayEngine):
 
 def command() -> None:
     """Run the node command with such an engine."""
-    vars(node.cli)["embedded_engine"] = _empty_engine
+    vars(node.cli)["start_engine"] = _empty_engine
     node.cli.node()
 
 
-def _empty_engine(config: NodeConfig, on_loading: Callable[[Loading], None]) -> StartEngine:
+def _empty_engine(
+    choice: EngineChoice, config: NodeConfig, model_files: NodeModel, on_loading: Callable[[Loading], None]
+) -> StartEngine:
     model = load_model(config.model_dir, config.model_name, config.dtype)
 
     async def start(pool: HostPool) -> Engine:

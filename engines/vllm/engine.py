@@ -1,0 +1,393 @@
+"""A vLLM server as an engine of its node: jobs become requests, whose KV goes through the node's pool.
+
+Pages are safe by one rule: a job's stream ends only when every worker has answered a Dismiss, after which none of them
+touches its pages, whatever vLLM still does with the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import aiohttp
+
+from engines.protocol import (
+    EngineInfo,
+    EngineLost,
+    GenerateCommand,
+    GenerationFinished,
+    JobCancelled,
+    JobFailed,
+    Loading,
+    PrefillCommand,
+    PrefillFinished,
+    Pulse,
+    Spoken,
+    StoreCommand,
+    Token,
+)
+from engines.stream import ProcessStream
+from engines.vllm.api import RequestRefused, VllmApi
+from engines.vllm.bookkeeping import JobParams
+from engines.vllm.jobs import VllmJob
+from engines.vllm.messages import Dismiss, Enlist, FromWorker, PoolInfo
+from engines.vllm.process import VllmProcess, api_socket, private_directory, worker_socket
+from engines.vllm.sampling import sampling_params, token_logprobs
+from engines.vllm.spec import VllmSpec
+from engines.vllm.trial import measure
+from engines.vllm.workers import Workers
+from kvcache.hostpool import HostPool
+from kvcache.layout_configs import read_config
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.5
+SILENT_TICKS = 9
+HEALTH_S = 4.0
+ENLIST_S = 10.0
+END_S = 5.0
+"""How long vLLM may take to say that a request is over, once its answer is."""
+
+
+class VllmEngine:
+    """See the module (implements ``engines.protocol.Engine``)."""
+
+    def __init__(self, spec: VllmSpec, process: VllmProcess, api: VllmApi) -> None:
+        """Use ``start``."""
+        self._spec = spec
+        self._process = process
+        self._api = api
+        self._workers: Workers | None = None
+        self._info: EngineInfo | None = None
+        self._jobs: dict[str, VllmJob] = {}
+        self._work: dict[str, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._heard = True
+        self._burying: asyncio.Task[None] | None = None
+        self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    @classmethod
+    async def start(
+        cls, spec: VllmSpec, pool: HostPool, on_loading: Callable[[Loading], None] | None = None
+    ) -> VllmEngine:
+        """Start a server, wait until its workers have mapped ``pool`` and its API answers, and try it out.
+
+        Raises EngineLost, with what vLLM said last, where it refuses the model or takes longer than the spec allows.
+        """
+        tell = on_loading or (lambda loading: None)
+        directory = private_directory()
+        try:
+            process = await VllmProcess.start(spec, directory)
+        except OSError as error:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise EngineLost(f"vLLM does not start: {error}; is --engine-python the Python of its venv?") from error
+        engine = cls(spec, process, VllmApi(api_socket(directory)))
+        info = PoolInfo(pool.page_bytes, pool.pages, spec.block_tokens, spec.chunk_tokens, spec.layout)
+        engine._workers = Workers(worker_socket(directory), pool, info, engine._received, engine._bury)
+        engine._run(engine._watch_exit())
+        try:
+            async with asyncio.timeout(spec.start_s):
+                tell(Loading("vllm", 0.0))
+                await engine._unless_lost(engine._workers.complete())
+                tell(Loading("api", 0.5))
+                await engine._unless_lost(engine._api.answering())
+                tell(Loading("trial", 0.8))
+                await engine._unless_lost(engine._try_out())
+        except TimeoutError:
+            await engine.close()
+            raise EngineLost(f"vLLM not ready after {spec.start_s:.0f} s: {process.last_words()}") from None
+        except BaseException:
+            await engine.close()
+            raise
+        engine._run(engine._watch_silence())
+        engine._run(engine._watch_health())
+        return engine
+
+    @property
+    def info(self) -> EngineInfo:
+        """What was loaded."""
+        assert self._info is not None
+        return self._info
+
+    @property
+    def pid(self) -> int:
+        """The process id of the API server, which leads a session of its own."""
+        return self._process.pid
+
+    def submit(self, command: PrefillCommand | GenerateCommand) -> ProcessStream:
+        """Start a job at once. Raises ValueError where a job of that name still runs."""
+        name = command.job
+        if name in self._jobs:
+            raise ValueError(f"job {name!r} is still running")
+        job = VllmJob(name, self._connected.ranks, self._stop)
+        if self._lost.done():
+            job.stream.lose(self._lost.result())
+        elif len(self._jobs) >= self._spec.max_jobs:
+            job.fail("queue_full", f"the engine holds {self._spec.max_jobs} jobs")
+        else:
+            self._jobs[name] = job
+            work = self._prefill(job, command) if isinstance(command, PrefillCommand) else self._generate(job, command)
+            self._work[name] = asyncio.create_task(work)
+            self._run(self._serve(job, self._work[name]))
+        return job.stream
+
+    def store(self, command: StoreCommand) -> None:
+        """Answer an offer of a job. Nothing happens where the job is over."""
+        job = self._jobs.get(command.job)
+        if job is not None and job.awaits(command) and not self._lost.done():
+            self._connected.send(command)
+
+    def finish(self, job: str) -> None:
+        """End a generation as an end token would. Nothing happens where it is over."""
+        known = self._jobs.get(job)
+        if known is not None:
+            known.finishing.set()
+
+    async def cancel(self, job: str) -> None:
+        """Ask the job to end; its stream then ends with JobCancelled. Unknown jobs are ignored."""
+        self._stop(job)
+
+    async def wait_lost(self) -> str:
+        """Return, with the cause, when the server is dead."""
+        return await asyncio.shield(self._lost)
+
+    async def close(self) -> None:
+        """End the server and wait for it; streams that still run raise EngineLost. Idempotent."""
+        self._bury("closed", gently=not self._lost.done())
+        assert self._burying is not None
+        await asyncio.shield(self._burying)
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ---- jobs
+
+    async def _serve(self, job: VllmJob, work: asyncio.Task[None]) -> None:
+        """Run a job to its end, have the workers let go of it, and only then say how it ended."""
+        terminal: JobFailed | JobCancelled | PrefillFinished | GenerationFinished
+        broken = asyncio.ensure_future(job.broken)
+        await asyncio.wait((work, broken), return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            work.cancel()
+            await asyncio.wait((work,))
+        cause, detail = "engine_error", ""
+        try:
+            work.result()
+        except asyncio.CancelledError:
+            detail = job.broken.result() if job.broken.done() else ""
+        except RequestRefused as refused:
+            cause, detail = ("sampling" if refused.status == 400 else "engine_error"), str(refused)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            detail = f"{type(error).__name__}: {error}"
+        except Exception as error:
+            log.exception("job failed job=%s", job.name)
+            detail = f"{type(error).__name__}"
+        if self._lost.done():
+            return
+        self._connected.send(Dismiss(job.name))
+        await job.dismissed.wait()
+        del self._jobs[job.name], self._work[job.name]
+        if detail:
+            terminal = JobFailed(job.name, cause, detail[:500])
+        elif work.cancelled():
+            terminal = JobCancelled(job.name, job.tokens)
+        elif job.reason is None:
+            terminal = PrefillFinished(job.name, job.compute_s)
+        else:
+            terminal = GenerationFinished(job.name, job.reason)
+        job.deliver(terminal)
+
+    async def _prefill(self, job: VllmJob, command: PrefillCommand) -> None:
+        """Compute and export: vLLM reads the prompt to ``stop`` and its one sampled token is nobody's."""
+        load = command.cached
+        enlist = Enlist(
+            job.name,
+            command.start,
+            command.stop,
+            command.pages,
+            command.cached,
+            load,
+            command.cached_pages,
+            command.checkpoints,
+        )
+        await self._enlist(job, enlist)
+        params = JobParams(job.name, load, watched=True)
+        greedy = {"max_tokens": 1, "temperature": 0.0, "ignore_eos": True, "detokenize": False}
+        body = self._body(command, command.token_ids[: command.stop], params, greedy)
+        await self._api.run(body)
+        async with asyncio.timeout(END_S):
+            await job.computed.wait()
+        await job.settled.wait()
+
+    async def _generate(self, job: VllmJob, command: GenerateCommand) -> None:
+        """Speak after what is loaded; the rest of the prompt is computed in place."""
+        kept = command.keep_from is not None
+        enlist = Enlist(
+            job.name,
+            load=command.loaded,
+            load_pages=command.pages,
+            checkpoints=command.checkpoints,
+            keep_from=command.keep_from,
+        )
+        await self._enlist(job, enlist)
+        params = JobParams(job.name, command.loaded, kept or bool(command.checkpoints), command.keep_from)
+        body = self._body(command, command.token_ids, params, sampling_params(command.sampling))
+        speaking = asyncio.create_task(self._speak(job, command, body))
+        finishing = asyncio.create_task(job.finishing.wait())
+        try:
+            await asyncio.wait((speaking, finishing), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            finishing.cancel()
+            if not speaking.done():
+                speaking.cancel()
+                await asyncio.wait((speaking,))
+        job.reason = "stop" if speaking.cancelled() else speaking.result()
+        if params.watched:
+            job.deliver(Spoken(job.name, job.reason))
+            async with asyncio.timeout(END_S):
+                await job.ended.wait()
+            await job.settled.wait()
+
+    async def _speak(self, job: VllmJob, command: GenerateCommand, body: dict[str, Any]) -> str:
+        """Say the tokens as they come; returns why the answer ended. An end token is not said."""
+        wanted = command.sampling.logprobs
+        async for choice in self._api.stream(body):
+            ids, reason = choice["token_ids"], choice["finish_reason"]
+            if reason == "stop":
+                ids = ids[:-1]
+            content = (choice.get("logprobs") or {}).get("content") or []
+            for at, token in enumerate(ids):
+                found = None if wanted is None else token_logprobs(content[at], wanted)
+                job.deliver(Token(job.name, token, found), _TOKEN_BYTES * (1 + len(found or ())))
+            if reason in ("stop", "length"):
+                return str(reason)
+            if reason is not None:
+                raise RequestRefused(500, f"vLLM ended the answer with {reason!r}")
+        raise RequestRefused(500, "the answer has no end")
+
+    def _body(
+        self,
+        command: PrefillCommand | GenerateCommand,
+        token_ids: tuple[int, ...],
+        params: JobParams,
+        sampling: dict[str, Any],
+    ) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "request_id": params.job,
+            "token_ids": token_ids,
+            "sampling_params": sampling,
+            "priority": command.priority,
+            "kv_transfer_params": params.as_params(),
+        }
+        return body | ({"cache_salt": command.salt} if command.salt else {})
+
+    async def _enlist(self, job: VllmJob, enlist: Enlist) -> None:
+        """Have every worker know the job. Raises RequestRefused where one will not have it."""
+        try:
+            self._connected.send(enlist)
+        except ValueError as error:
+            raise RequestRefused(400, str(error)) from error
+        async with asyncio.timeout(ENLIST_S):
+            await job.enlisted.wait()
+        if job.refusal:
+            raise RequestRefused(400, job.refusal)
+
+    def _stop(self, name: str) -> None:
+        work = self._work.get(name)
+        if work is not None:
+            work.cancel()
+
+    # ---- the server
+
+    @property
+    def _connected(self) -> Workers:
+        assert self._workers is not None
+        return self._workers
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _received(self, rank: int, message: FromWorker, size: int) -> None:
+        self._heard = True
+        if not isinstance(message, Pulse):
+            job = self._jobs.get(getattr(message, "job", ""))
+            if job is not None:
+                job.received(rank, message, size)
+
+    async def _try_out(self) -> None:
+        config = read_config(self._spec.model_dir)
+        text = config.get("text_config") or config
+        vocab = int(text["vocab_size"])
+        context = await self._api.context_tokens()
+        rates = await measure(self._api, vocab, min(self._spec.chunk_tokens, context // 2))
+        self._info = EngineInfo(
+            architecture=str(config.get("model_type")),
+            dtype=str(self._spec.dtype),
+            context_tokens=context,
+            vocab_size=vocab,
+            chunk_tokens=self._spec.chunk_tokens,
+            eos_token_ids=(),
+            prefill_tokens_per_s=rates.prefill,
+            decode_tokens_per_s=rates.decode,
+        )
+
+    async def _unless_lost(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do this. Raises EngineLost as soon as the server is lost."""
+        task = asyncio.create_task(work)
+        try:
+            await asyncio.wait((task, self._lost), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise EngineLost(self._lost.result())
+            try:
+                task.result()
+            except (RequestRefused, aiohttp.ClientError, OSError) as error:
+                raise EngineLost(f"vLLM does not serve: {error}") from error
+        finally:
+            task.cancel()
+
+    async def _watch_exit(self) -> None:
+        status = await self._process.wait()
+        self._bury(f"vLLM ended with status {status}")
+
+    async def _watch_silence(self) -> None:
+        """Workers pulse from a thread of their own, busy or not. Ticks are counted: our own stalls prove nothing."""
+        silent = 0
+        while silent < SILENT_TICKS:
+            await asyncio.sleep(TICK_S)
+            silent = 0 if self._heard else silent + 1
+            self._heard = False
+        self._bury(f"vLLM's workers are silent for {SILENT_TICKS * TICK_S:.1f} s")
+
+    async def _watch_health(self) -> None:
+        await self._api.silent(HEALTH_S)
+        self._bury(f"vLLM's API has not answered for {HEALTH_S:.0f} s")
+
+    def _bury(self, cause: str, gently: bool = False) -> None:
+        """Make sure that all of it is dead, then tell everyone who waits for it."""
+        if self._burying is None:
+            self._burying = asyncio.create_task(self._end(cause, gently))
+
+    async def _end(self, cause: str, gently: bool) -> None:
+        said = await self._process.end(gently)
+        await self._connected.close()
+        await self._api.close()
+        text = f"{cause}: {said}" if said and cause != "closed" else cause
+        self._lost.set_result(text)
+        if cause != "closed":
+            log.warning("engine lost pid=%d cause=%s", self.pid, text)
+        for work in self._work.values():
+            work.cancel()
+        for job in self._jobs.values():
+            job.stream.lose(text)
+        self._jobs.clear()
+        self._work.clear()
+
+
+_TOKEN_BYTES = 32
+"""About what one token, or one log-probability, takes on its way to its reader."""
