@@ -24,6 +24,8 @@ class Reason(StrEnum):
     BREAKER_OPEN = "breaker_open"
     NO_REMOTE = "no_remote_cluster"
     NO_LOCAL_PREFILL = "no_local_prefill_node"
+    NO_WAY_AT_HOME = "no_way_at_home"
+    WHOLE = "whole_request"
     OBSERVED = "observe_mode"
     FALLBACK = "fallback"
     NO_DECODE_NODE = "no_decode_node"

@@ -97,7 +97,10 @@ class PrefillNodeFacts(msgspec.Struct, frozen=True, gc=False):
 
 
 class DecodeNodeFacts(msgspec.Struct, frozen=True, gc=False):
-    """One local decode node. ``held_tokens`` need not be sent to it, ``cached_tokens`` not be computed in place."""
+    """One local decode node. ``held_tokens`` need not be sent to it, ``cached_tokens`` not be computed in place.
+
+    ``prefills``: it can prefill in place.
+    """
 
     node_id: str
     running: int
@@ -109,6 +112,7 @@ class DecodeNodeFacts(msgspec.Struct, frozen=True, gc=False):
     loras: frozenset[str] = frozenset()
     dp_rank: int | None = None
     suspended: bool = False
+    prefills: bool = True
 
 
 class LinkFacts(msgspec.Struct, frozen=True, gc=False):
@@ -169,7 +173,7 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
     ``chunk_tokens`` is the grid on which prefill is cut, 0 where no node has said. Of remote clusters
     ``allowed_clusters`` are permitted, None permits all; ``barred_clusters`` are not. ``regions``, unless None, are all
     that the prompt may be in, at home too. ``trusted_only`` bars remote clusters that are not trusted.
-    ``session_nodes`` served the same session before.
+    ``session_nodes`` served the same session before. ``whole``: it is prefilled where it is decoded.
     """
 
     request_id: str
@@ -186,6 +190,7 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
     tenant: str = ""
     lora: str = ""
     session_nodes: frozenset[str] = frozenset()
+    whole: bool = False
 
 
 class Facts(msgspec.Struct, frozen=True, gc=False):

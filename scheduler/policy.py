@@ -107,9 +107,11 @@ class _Case:
         return cls(facts, values, Options(facts, values, decode))
 
     def decide(self) -> Decision:
-        if self.stop - self.decode.cached_tokens <= 0:
+        nothing = self.stop - self.decode.cached_tokens <= 0
+        if self.decode.prefills and (nothing or self.request.whole):
             in_place = self.options.in_place()
-            return Decision(in_place, Reason.NOTHING_TO_PREFILL, (in_place,), self.facts)
+            why = Reason.NOTHING_TO_PREFILL if nothing else Reason.WHOLE
+            return Decision(in_place, why, (in_place,), self.facts)
         here = self._here()
         hint, name = self.request.hint, self.request.hint_cluster
         if hint is RouteHint.CLUSTER and self.local is not None and name == self.local.name:
@@ -127,8 +129,9 @@ class _Case:
         return Decision(best, Reason.HINT, options, self.facts)
 
     def fall_back(self) -> Decision:
-        whole = self.stop - self.decode.cached_tokens <= 0
-        local = self.options.in_place() if whole else _least(self._here(moves=False))
+        here = self.request.whole or self.stop - self.decode.cached_tokens <= 0
+        in_place = here and self.decode.prefills
+        local = self.options.in_place() if in_place else _least(self._here(moves=False))
         if local is None:
             return Decision(None, Reason.OVERLOADED, (), self.facts)
         return Decision(local, Reason.FALLBACK, (local,), self.facts)
@@ -145,6 +148,9 @@ class _Case:
         below = self._increment() <= self.facts.threshold_tokens
         allowed = [o for o in remotes if o.allowed]
         best = _least(allowed)
+        if not self.local_alive and not self.decode.prefills:
+            best = best or _least(remotes)
+            return Decision(best, Reason.OVERLOADED if best is None else Reason.NO_WAY_AT_HOME, options, self.facts)
         if below and not (best is not None and local is not None and self._bends(local, best)):
             return self._locally(local, Reason.BELOW_THRESHOLD, options)
         if best is None:
@@ -195,7 +201,7 @@ class _Case:
         Without ``moves``, none that waits for another cluster.
         """
         if self.local is None or not self.local_alive:
-            return [self.options.in_place()]
+            return [self.options.in_place()] if self.decode.prefills else []
         found = []
         node = self.picked[self.local.name]
         if node is not None:
@@ -244,7 +250,7 @@ class _Case:
 
     def _may_prefill_in_place(self) -> bool:
         cached = self.decode.cached_tokens
-        return cached > 0 and self.stop - cached <= self.values.in_place_tokens
+        return self.decode.prefills and cached > 0 and self.stop - cached <= self.values.in_place_tokens
 
     def _link(self, option: Option) -> LinkFacts:
         return next(c.link for c in self.others if c.name == option.cluster)

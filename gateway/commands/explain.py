@@ -22,6 +22,8 @@ _WHY = {
     "observe_mode": "the policy only observes: it was prefilled at home",
     "no_remote_cluster": "above the threshold, but no remote cluster could take it",
     "no_local_prefill_node": "no local prefill node was alive: the decode node prefilled in place",
+    "no_way_at_home": "nothing at home could prefill it",
+    "whole_request": "it asks for what only one engine alone can answer",
     "fallback": "the first way failed",
     "no_decode_node": "refused: no decode node accepted work",
     "hinted_cluster_unavailable": "refused: the hinted cluster could not take it",
