@@ -10,14 +10,15 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
 
 from decode_client.context import ClientContext
 from decode_client.fetch import Fetch
 from decode_client.generation import Generation
 from decode_client.intake import Intake
 from decode_client.scratch import Scratch
-from kvcache.control import Cancelled, Failed, GenerateJob, KvSource, TakePrefix
-from kvcache.ticket import Ticket, TicketError, claimed_transfer, verify_ticket
+from kvcache.control import Cancelled, Failed, FromNode, GenerateJob, KvSource, TakePrefix
+from kvcache.ticket import Ticket, TicketError, claimed_transfer, verify_any
 from kvcache.transport import Peer
 from kvcache.wire import Abort, Ack, Announce, Data, Manifest
 
@@ -26,13 +27,26 @@ log = logging.getLogger(__name__)
 MAX_REMEMBERED = 1024
 
 
+@dataclass(frozen=True, slots=True)
+class _Gateway:
+    """The key that its tickets are signed with, and what its jobs share: their reports go to it alone."""
+
+    key: bytes
+    context: ClientContext
+
+
 class DecodeClient:
-    """All generations and intakes of this node. ``now`` is Unix time, for tickets and deadlines."""
+    """All generations and intakes of this node. ``now`` is Unix time, for tickets and deadlines.
+
+    Gateways are known by names that the caller chooses: each one's tickets are signed with a key of its own, and what
+    becomes of a job is reported to the one that gave it.
+    """
 
     def __init__(self, context: ClientContext, now: Callable[[], float] = time.time) -> None:
         self._context = context
         self._now = now
-        self._ticket_key: bytes | None = None
+        self._gateways: dict[str, _Gateway] = {}
+        self._orderers: dict[str, str] = {}
         self._scratch = Scratch(context.limits.scratch_bytes)
         self._generations: dict[str, Generation] = {}
         self._intakes: dict[str, Intake] = {}
@@ -40,9 +54,17 @@ class DecodeClient:
         self._committed: OrderedDict[tuple[bytes, bytes], int] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def trust(self, ticket_key: bytes) -> None:
-        """Tickets are signed with this key from now on."""
-        self._ticket_key = ticket_key
+    def trust(
+        self, ticket_key: bytes, gateway: str = "", report: Callable[[FromNode], None] | None = None
+    ) -> None:
+        """Tickets of this gateway are signed with this key from now on, and ``report`` tells it of its jobs."""
+        context = self._context if report is None else replace(self._context, report=report)
+        self._gateways[gateway] = _Gateway(ticket_key, context)
+
+    def at_hand(self, but: str) -> tuple[int, int]:
+        """Generations of all gateways but this one, and what they have still to prefill in place, in tokens."""
+        others = [each for job, each in self._generations.items() if self._orderers[job] != but]
+        return len(others), sum(each.tokens_to_prefill for each in others)
 
     @property
     def queued_jobs(self) -> int:
@@ -64,52 +86,56 @@ class DecodeClient:
         """Jobs with a transfer that is not over."""
         return len(self._by_transfer)
 
-    def accept(self, order: GenerateJob) -> None:
+    def accept(self, order: GenerateJob, gateway: str = "") -> None:
         """Take a job. A repeat of one at hand changes nothing; one that cannot be done is reported Failed at once."""
         if order.generation in self._generations:
             return
+        context = self._context_of(gateway)
         try:
-            generation = self._admit(order)
+            generation = self._admit(order, gateway)
         except TicketError as error:
-            self._refuse(order.generation, "bad_ticket", str(error))
+            _refuse(context, order.generation, "bad_ticket", str(error))
             return
         except ValueError as error:
-            self._refuse(order.generation, "bad_order", str(error))
+            _refuse(context, order.generation, "bad_order", str(error))
             return
         at_hand = sum(each.untold for each in self._generations.values())
         if at_hand + order.answers > self._context.limits.max_jobs:
-            self._refuse(order.generation, "queue_full", f"{at_hand} answers are at hand")
+            _refuse(context, order.generation, "queue_full", f"{at_hand} answers are at hand")
             return
         self._generations[order.generation] = generation
+        self._orderers[order.generation] = gateway
         if generation.ticket is not None:
             self._by_transfer[generation.ticket.transfer] = generation
-        self._start(self._answer(generation))
+        self._start(self._answer(generation, context))
 
-    def take(self, order: TakePrefix) -> None:
+    def take(self, order: TakePrefix, gateway: str = "") -> None:
         """Take a prefix in. A repeat of one at hand changes nothing; one that cannot be is reported Failed at once."""
+        context = self._context_of(gateway)
         try:
-            ticket = self._verify(order.source, len(order.token_ids))
+            ticket = self._verify(order.source, len(order.token_ids), gateway)
         except TicketError as error:
             named = claimed_transfer(order.source.ticket) or b""
-            self._refuse(named.hex(), "bad_ticket", str(error))
+            _refuse(context, named.hex(), "bad_ticket", str(error))
             return
         job, pages = ticket.transfer.hex(), self._context.geometry.pages_for(ticket.start, ticket.stop)
         if job in self._intakes:
             return
         if ticket.transfer in self._by_transfer:
-            self._refuse(job, "bad_order", "source: another job fetches this transfer")
+            _refuse(context, job, "bad_order", "source: another job fetches this transfer")
         elif ticket.stop % self._context.geometry.block_tokens:
-            self._refuse(job, "bad_order", f"token_ids: {ticket.stop} are no whole blocks")
+            _refuse(context, job, "bad_order", f"token_ids: {ticket.stop} are no whole blocks")
         elif pages > self._context.room.pool.capacity:
             capacity = self._context.room.pool.capacity
-            self._refuse(job, "too_large", f"takes {pages} pages, the pool has {capacity} (--pool-mib)")
+            _refuse(context, job, "too_large", f"takes {pages} pages, the pool has {capacity} (--pool-mib)")
         elif len(self._intakes) >= self._context.limits.max_jobs:
-            self._refuse(job, "queue_full", f"{len(self._intakes)} prefixes are being taken in already")
+            _refuse(context, job, "queue_full", f"{len(self._intakes)} prefixes are being taken in already")
         else:
             deadline = asyncio.get_running_loop().time() + ticket.deadline - self._now()
-            intake = Intake(self._context, order, ticket, self._scratch, deadline)
+            intake = Intake(context, order, ticket, self._scratch, deadline)
             self._intakes[job] = self._by_transfer[ticket.transfer] = intake
-            self._start(self._take_in(intake))
+            self._orderers[job] = gateway
+            self._start(self._take_in(intake, context))
 
     def cancel(self, job: str) -> bool:
         """End a job; Cancelled is reported when it holds nothing. False where no such job is at hand."""
@@ -119,11 +145,17 @@ class DecodeClient:
         found.cancel()
         return True
 
-    def end_all(self, cause: str, detail: str) -> None:
-        """End every job at hand."""
+    def end_all(self, cause: str, detail: str, gateway: str | None = None) -> None:
+        """End every job at hand, or every one of this gateway."""
         jobs: list[Generation | Intake] = [*self._generations.values(), *self._intakes.values()]
         for job in jobs:
-            job.fate.end(cause, detail)
+            if gateway in (None, self._orderers[job.job]):
+                job.fate.end(cause, detail)
+
+    def leave(self, gateway: str, cause: str, detail: str) -> None:
+        """A gateway is gone: its jobs end, and its tickets are worth nothing until it is trusted anew."""
+        self.end_all(cause, detail, gateway)
+        self._gateways.pop(gateway, None)
 
     async def settled(self) -> None:
         """Return when no job is at hand."""
@@ -175,7 +207,11 @@ class DecodeClient:
         job = self._by_transfer.get(transfer)
         return job.fetch if job is not None else None
 
-    def _admit(self, order: GenerateJob) -> Generation:
+    def _context_of(self, gateway: str) -> ClientContext:
+        known = self._gateways.get(gateway)
+        return self._context if known is None else known.context
+
+    def _admit(self, order: GenerateJob, gateway: str) -> Generation:
         """The job, checked. Raises TicketError, ValueError naming what is wrong with the order."""
         if not order.token_ids:
             raise ValueError("token_ids: empty, at least one token is needed")
@@ -186,7 +222,7 @@ class DecodeClient:
         deadline = fetch_deadline = loop_now + order.deadline - now
         ticket = None
         if order.source is not None:
-            ticket = self._verify(order.source, len(order.token_ids) - 1)
+            ticket = self._verify(order.source, len(order.token_ids) - 1, gateway)
             if ticket.transfer in self._by_transfer:
                 raise ValueError("source: another job fetches this transfer")
             fetch_deadline = min(deadline, loop_now + ticket.deadline - now)
@@ -194,13 +230,14 @@ class DecodeClient:
             if pages > self._context.room.pool.capacity:
                 capacity = self._context.room.pool.capacity
                 raise ValueError(f"source: takes {pages} pages, the pool has {capacity} (--pool-mib)")
-        return Generation(self._context, order, ticket, self._scratch, deadline, fetch_deadline)
+        context = self._context_of(gateway)
+        return Generation(context, order, ticket, self._scratch, deadline, fetch_deadline)
 
-    def _verify(self, source: KvSource, stop: int) -> Ticket:
+    def _verify(self, source: KvSource, stop: int, gateway: str) -> Ticket:
         """The ticket, if it is the gateway's and for this node and job. Raises TicketError."""
-        if self._ticket_key is None:
-            raise TicketError("signature", "this node has not joined a gateway")
-        ticket = verify_ticket(source.ticket, self._ticket_key, self._now(), self._context.limits.clock_skew_s)
+        known = self._gateways.get(gateway)
+        keys = () if known is None else (known.key,)
+        ticket = verify_any(source.ticket, keys, self._now(), self._context.limits.clock_skew_s)
         for field, wanted in (
             ("prefill_node", source.node_id),
             ("prefill_incarnation", source.incarnation),
@@ -223,28 +260,30 @@ class DecodeClient:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _answer(self, generation: Generation) -> None:
+    async def _answer(self, generation: Generation, context: ClientContext) -> None:
         ending = await generation.run()
         del self._generations[generation.job]
+        del self._orderers[generation.job]
         if generation.ticket is not None:
             del self._by_transfer[generation.ticket.transfer]
             self._remember(generation)
         if generation.cancel_asked:
-            self._context.report(Cancelled(generation.job, generation.prefilled_tokens))
+            context.report(Cancelled(generation.job, generation.prefilled_tokens))
         elif ending is not None:
             log.info("generation=%s failed stage=%s cause=%s", generation.job, ending.stage, ending.cause)
-            self._context.report(Failed(generation.job, ending.stage, ending.cause, ending.detail))
+            context.report(Failed(generation.job, ending.stage, ending.cause, ending.detail))
 
-    async def _take_in(self, intake: Intake) -> None:
+    async def _take_in(self, intake: Intake, context: ClientContext) -> None:
         ending = await intake.run()
         del self._intakes[intake.job]
+        del self._orderers[intake.job]
         del self._by_transfer[intake.ticket.transfer]
         self._remember(intake)
         if intake.cancel_asked:
-            self._context.report(Cancelled(intake.job))
+            context.report(Cancelled(intake.job))
         elif ending is not None:
             log.info("intake=%s failed stage=%s cause=%s", intake.job, ending.stage, ending.cause)
-            self._context.report(Failed(intake.job, ending.stage, ending.cause, ending.detail))
+            context.report(Failed(intake.job, ending.stage, ending.cause, ending.detail))
 
     def _remember(self, job: Generation | Intake) -> None:
         """Keep what was committed for a while: the other side may not have heard so."""
@@ -254,6 +293,7 @@ class DecodeClient:
             if len(self._committed) > MAX_REMEMBERED:
                 self._committed.popitem(last=False)
 
-    def _refuse(self, job: str, cause: str, detail: str) -> None:
-        log.warning("job refused job=%s cause=%s detail=%r", job, cause, detail)
-        self._context.report(Failed(job, "queue", cause, detail))
+
+def _refuse(context: ClientContext, job: str, cause: str, detail: str) -> None:
+    log.warning("job refused job=%s cause=%s detail=%r", job, cause, detail)
+    context.report(Failed(job, "queue", cause, detail))

@@ -146,8 +146,8 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     Pages that the prefix cache can let go of count as free; it keeps ``pages_cached``. Since the node started
     ``cache_hits`` jobs have found ``cache_hit_tokens`` there, and ``pages_evicted`` were let go of.
 
-    Other gateways than the one that hears this gave the node ``others_jobs`` that are at hand, with ``others_tokens`` of
-    prompts to compute. It plays ``role`` since the ChangeRole of ``role_epoch``, whichever gateway gave that. Nodes
+    Other gateways than the one that hears this gave the node ``others_jobs`` that are at hand, with ``others_tokens``
+    of prompts to compute. It plays ``role`` since the ChangeRole of ``role_epoch``, whichever gateway gave that. Nodes
     before this version leave both None.
     """
 

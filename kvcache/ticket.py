@@ -7,6 +7,7 @@ prefill node's to remember; everything that follows from the ticket alone is che
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import isfinite
 
 import msgspec
@@ -89,6 +90,22 @@ def verify_ticket(data: bytes, public_key: bytes, now: float, skew_s: float = 2.
     if ticket.deadline <= now - skew_s:
         raise TicketError("deadline", f"passed {now - ticket.deadline:.1f} s ago")
     return ticket
+
+
+def verify_any(data: bytes, public_keys: Sequence[bytes], now: float, skew_s: float = 2.0) -> Ticket:
+    """As ``verify_ticket``, for whichever of these keys signed it: a node may trust several gateways.
+
+    Raises TicketError, also where there is no key.
+    """
+    if not public_keys:
+        raise TicketError("signature", "this node has not joined the gateway that it would be of")
+    for key in public_keys[:-1]:
+        try:
+            return verify_ticket(data, key, now, skew_s)
+        except TicketError as error:
+            if error.field != "signature":
+                raise
+    return verify_ticket(data, public_keys[-1], now, skew_s)
 
 
 def claimed_transfer(data: bytes) -> bytes | None:

@@ -29,7 +29,13 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.command()
 @click.option("--role", type=click.Choice(["prefill", "decode"]), required=True, help="What this node does.")
 @click.option("--cluster", required=True, help="The cluster that it belongs to.")
-@click.option("--gateway", required=True, help="The gateway's URL; https off the loopback.")
+@click.option(
+    "--gateway",
+    "gateways",
+    multiple=True,
+    required=True,
+    help="A gateway's URL; https off the loopback. May be repeated; one that shares its state tells of the others.",
+)
 @click.option("--model", "model_dir", type=click.Path(file_okay=False, path_type=Path), required=True)
 @click.option("--model-name", help="The name it is served under; default: the directory's.")
 @click.option("--dtype", type=click.Choice([d.value for d in DType]), default=DType.BFLOAT16.value, show_default=True)
@@ -90,7 +96,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 def node(
     role: str,
     cluster: str,
-    gateway: str,
+    gateways: tuple[str, ...],
     model_dir: Path,
     model_name: str | None,
     dtype: str,
@@ -131,7 +137,7 @@ def node(
             role=role_,
             cluster=parsing.name(cluster, "--cluster"),
             node_id=parsing.name(node_id, "--node-id") if node_id else parsing.default_node_id(role_),
-            stream_url=parsing.stream_url(gateway),
+            stream_urls=tuple(parsing.stream_url(gateway) for gateway in gateways),
             gateway_ca=gateway_ca,
             join_token=parsing.read_secret(join_token_file, "--join-token-file"),
             model_dir=model_dir,

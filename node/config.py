@@ -63,13 +63,15 @@ class EventEndpoints:
 class NodeConfig:
     """One node. ``kv_port`` None opens no port: this node only dials, and keeps ``kv_connections`` to each peer.
 
+    ``stream_urls`` are those of the gateways that it was told of; where these share their state, it learns the others.
+
     ``place`` is what was said of where its machine stands, by the names of ``node.topology.place``.
     """
 
     role: Role
     cluster: str
     node_id: str
-    stream_url: str
+    stream_urls: tuple[str, ...]
     gateway_ca: Path | None
     join_token: str | None = field(repr=False)
     model_dir: Path

@@ -1,7 +1,7 @@
-"""The node's one outbound stream to its gateway: join, beats, jobs down, progress up; rejoined whenever it breaks.
+"""A node's outbound stream to one gateway: join, beats, jobs down, progress up; rejoined whenever it breaks.
 
-Nothing is kept for a gateway that is away: whatever breaks the stream ends this node's jobs on both sides, so a message
-of an old session would only confuse the next one. A gateway that does not read closes the stream; it is never waited
+Nothing is kept for a gateway that is away: whatever breaks the stream ends its jobs on both sides, so a message of an
+old session would only confuse the next one. A gateway that does not read closes the stream; it is never waited
 for.
 """
 
@@ -28,6 +28,7 @@ from kvcache.control import (
     Refused,
     Welcome,
 )
+from kvcache.replicas import Already, Siblings
 from node.backoff import Backoff
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,10 @@ class NodeRefused(Exception):
 
 class StreamLost(Exception):
     """The stream broke; the text says why."""
+
+
+class AlreadyJoined(Exception):
+    """This address leads to a gateway that another stream leads to."""
 
 
 class ControlHandler(Protocol):
@@ -53,8 +58,8 @@ class ControlHandler(Protocol):
     def on_welcome(self, welcome: Welcome) -> None:
         """A session has begun."""
 
-    def on_order(self, order: Order) -> None:
-        """The gateway wants something."""
+    def on_order(self, order: Order | Siblings) -> None:
+        """The gateway wants something, or tells of others."""
 
     def on_disconnected(self, cause: str) -> None:
         """The session is over, and with it all that it asked for."""
@@ -141,8 +146,10 @@ class ControlStream:
                     await self._session(http, backoff)
                 except StreamLost as lost:
                     delay = backoff.next_delay()
-                    log.warning("gateway lost cause=%r retry_in=%.1fs", str(lost), delay)
+                    log.warning("gateway lost url=%s cause=%r retry_in=%.1fs", self._url, str(lost), delay)
                     await asyncio.sleep(delay)
+                except AlreadyJoined:
+                    await asyncio.sleep(self._limits.last_retry_s)  # by then it may lead elsewhere
 
     async def _session(self, http: aiohttp.ClientSession, backoff: Backoff) -> None:
         """One session, from dialling to its end, which is always an exception."""
@@ -188,6 +195,8 @@ class ControlStream:
     async def _greet(self, stream: aiohttp.ClientWebSocketResponse) -> Welcome:
         await self._write(stream, control.encode(self._handler.join()))
         answer = await self._read(stream)
+        if isinstance(answer, Already):
+            raise AlreadyJoined(answer.gateway)
         if not isinstance(answer, Welcome):
             raise StreamLost(f"protocol: {type(answer).__name__} came before Welcome")
         return answer
@@ -195,12 +204,12 @@ class ControlStream:
     async def _receive(self, stream: aiohttp.ClientWebSocketResponse) -> None:
         while True:
             message = await self._read(stream)
-            if isinstance(message, Welcome):
-                raise StreamLost("protocol: a second Welcome")
+            if isinstance(message, Welcome | Already):
+                raise StreamLost(f"protocol: {type(message).__name__} within a session")
             if not isinstance(message, Beat):
                 self._handler.on_order(message)
 
-    async def _read(self, stream: aiohttp.ClientWebSocketResponse) -> Welcome | Beat | Order:
+    async def _read(self, stream: aiohttp.ClientWebSocketResponse) -> Welcome | Already | Beat | Siblings | Order:
         """The next message. Raises NodeRefused, and StreamLost for a silent, closed or broken stream."""
         try:
             message = await stream.receive(timeout=self._limits.silent_s)

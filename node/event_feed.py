@@ -1,6 +1,6 @@
-"""Events of the prefix cache over the control stream, never so many at once that jobs and beats would wait for them.
+"""Events of the prefix cache over the control streams, never so many at once that jobs and beats would wait for them.
 
-Nothing is sent until the gateway asks. What it has not been sent yet lies in the log; where it falls behind so far that
+Nothing is sent until a gateway asks. What it has not been sent yet lies in the log; where it falls behind so far that
 the log let go of something, it is told everything anew.
 """
 
@@ -36,7 +36,7 @@ class Stream(Protocol):
 
 
 class EventFeed:
-    """Follows the log for the gateway of the present session. ``run`` does so until cancelled."""
+    """Follows the log for one gateway. ``run`` does so until cancelled; ``close`` lets go of the log."""
 
     def __init__(self, events: EventLog, cache: Callable[[], Stored], stream: Callable[[], Stream]) -> None:
         self._events = events
@@ -45,7 +45,7 @@ class EventFeed:
         self._next: int | None = None
         self._news = asyncio.Event()
         self._restated_at = float("-inf")
-        events.on_batch.append(lambda seq, payload: self._news.set())
+        events.on_batch.append(self._on_batch)
 
     def replay(self, start_seq: int) -> None:
         """The gateway asks for all from this number on; a number that is not to be had is answered with everything."""
@@ -57,6 +57,10 @@ class EventFeed:
     def stop(self) -> None:
         """The session is over."""
         self._next = None
+
+    def close(self) -> None:
+        """Hear of no more batches."""
+        self._events.on_batch.remove(self._on_batch)
 
     async def run(self) -> None:
         """Send what the log has, whenever the stream has room for it."""
@@ -72,11 +76,59 @@ class EventFeed:
                     self._stream().send(KvEvents(self._next, self._events.batch(self._next)))
                     self._next += 1
 
+    def _on_batch(self, seq: int, payload: bytes) -> None:
+        self._news.set()
+
     async def _restate(self) -> None:
-        """Begin anew, but not all the time: what changes faster than it can be told is told as it is then."""
+        """Begin anew, but not all the time: what changes faster than it can be told is told as it is then.
+
+        What was restated for another gateway serves this one, too.
+        """
+        whole = self._events.whole_from
+        if whole is not None:
+            self._next = whole
+            return
         loop = asyncio.get_running_loop()
         await asyncio.sleep(self._restated_at + RESTATE_EVERY_S - loop.time())
         if self._next is not None:
             self._restated_at = loop.time()
             self._next = self._events.restate(self._cache())
             log.info("kv events told anew from=%d to=%d", self._next, self._events.next_seq)
+
+
+class EventFeeds:
+    """A feed for each gateway that asked. ``stream`` finds the stream of one by its name."""
+
+    def __init__(self, events: EventLog, cache: Callable[[], Stored], stream: Callable[[str], Stream]) -> None:
+        self._events = events
+        self._cache = cache
+        self._stream = stream
+        self._feeds: dict[str, tuple[EventFeed, asyncio.Task[None]]] = {}
+
+    def replay(self, gateway: str, start_seq: int) -> None:
+        """As ``EventFeed.replay``, of one gateway."""
+        if gateway not in self._feeds:
+            feed = EventFeed(self._events, self._cache, lambda: self._stream(gateway))
+            task = asyncio.create_task(feed.run())
+            task.add_done_callback(_say_broken)
+            self._feeds[gateway] = feed, task
+        self._feeds[gateway][0].replay(start_seq)
+
+    def stop(self, gateway: str) -> None:
+        """A session is over."""
+        found = self._feeds.pop(gateway, None)
+        if found is not None:
+            feed, task = found
+            feed.stop()
+            feed.close()
+            task.cancel()
+
+    def close(self) -> None:
+        """End them all."""
+        for gateway in list(self._feeds):
+            self.stop(gateway)
+
+
+def _say_broken(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.error("the feed of kv events broke", exc_info=task.exception())

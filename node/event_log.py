@@ -63,6 +63,7 @@ class EventLog:
         self._kept: deque[bytes] = deque()
         self._kept_bytes = 0
         self._allowed_bytes = KEPT_BYTES
+        self._restated_at = -1
         self.next_seq = 0
         self.on_batch: list[OnBatch] = []
 
@@ -70,6 +71,11 @@ class EventLog:
     def first_seq(self) -> int:
         """The number of the oldest batch that is kept; ``next_seq`` where none is."""
         return self.next_seq - len(self._kept)
+
+    @property
+    def whole_from(self) -> int | None:
+        """Where the last restatement begins, if all of it and all that came after it is kept still."""
+        return self._restated_at if self._restated_at >= max(0, self.first_seq) else None
 
     def batch(self, seq: int) -> bytes:
         """A kept batch."""
@@ -109,7 +115,7 @@ class EventLog:
         self._kept.clear()
         self._kept_bytes = 0
         self._allowed_bytes = sys.maxsize
-        first = self.next_seq
+        first = self._restated_at = self.next_seq
         self._add([AllBlocksCleared()])
         self._add(_runs(cache.stored(), self._block_tokens))
         exact = (name for name, quality in cache.stored_snapshots() if quality is Quality.EXACT)

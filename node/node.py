@@ -1,4 +1,4 @@
-"""The node process: one pool, one KV endpoint, one engine, both sides of a transfer, one stream to the gateway.
+"""The node process: one pool, one KV endpoint, one engine, both sides of a transfer, a stream to each gateway.
 
 It holds both sides whatever its role is. Only the order in which things begin and end is decided here: what uses
 memory ends before the memory does.
@@ -29,6 +29,7 @@ from kvcache.control import (
     CodecWork,
     Drain,
     Failed,
+    Finished,
     FromNode,
     GenerateJob,
     Heartbeat,
@@ -41,6 +42,7 @@ from kvcache.control import (
     ProbeLink,
     RateLease,
     ReplayKvEvents,
+    RoleChanged,
     SharePrefix,
     TakePrefix,
     Welcome,
@@ -54,10 +56,11 @@ from kvcache.topology import MachineReport, encode_report
 from kvcache.transport import KvEndpoint, LocalIdentity, TransportLimits
 from node.codec_start import measure
 from node.config import ConfigError, KvPort, NodeConfig, pool_pages
-from node.control import ControlStream
-from node.event_feed import EventFeed
+from node.control import ControlHandler, ControlStream
+from node.event_feed import EventFeeds
 from node.event_log import EventLog
 from node.event_socket import EventSocket
+from node.gateways import Gateways
 from node.identity import Identity
 from node.keeper import EngineKeeper
 from node.model import NodeModel
@@ -74,6 +77,8 @@ log = logging.getLogger(__name__)
 
 BLOCK_TOKENS = 64
 CODEC_THREADS = 2
+NOTICE_S = 0.3
+"""How long a heartbeat and what was sent before it came may be on their way between here and a gateway."""
 
 StartEngine = Callable[[HostPool], Awaitable[Engine]]
 
@@ -102,12 +107,14 @@ class Node:
         self._cache = PrefixCache(page_pool, BLOCK_TOKENS, snapshots=kinds != {GroupKind.FULL}, listener=self._events)
         waiting = config.max_queue + config.max_running
         self._room = PageRoom(page_pool, waiting, self._cache if config.prefix_cache else None)
-        self._feed = EventFeed(self._events, lambda: self._cache, lambda: self._control)
+        self._feeds = EventFeeds(self._events, lambda: self._cache, lambda gateway: self._gateways.stream(gateway))
         self._event_socket: EventSocket | None = None
         self._keeper = EngineKeeper(lambda: start_engine(self._pool), self._beat)
         self._serving = PrefillService(self._service_context())
         self._asking = DecodeClient(self._client_context())
-        self._role = NodeRole(config.role, self._identity.incarnation, self._settled, self._report, self._beat)
+        self._role = NodeRole(
+            config.role, self._identity.incarnation, self._settled, self._answer, self._beat, self._noticed
+        )
         self._endpoint = KvEndpoint(
             LocalIdentity(
                 config.node_id,
@@ -120,7 +127,7 @@ class Node:
             dialling_context(config.kv_tls),
             TransportLimits(connections=config.kv_connections),
         )
-        self._control = ControlStream(config.stream_url, self, join_token=config.join_token, tls=self._gateway_tls)
+        self._gateways = Gateways(config.stream_urls, self, self._dial)
         self._info: EngineInfo | None = None
         self._codec_start: tuple[CodecWork, ...] = ()
         self._machine = MachineReport()
@@ -164,8 +171,8 @@ class Node:
             raise ConfigError(f"--kv-host {port.host} --kv-port {port.port}: cannot listen there: {why}") from error
 
     async def run(self, stop: asyncio.Event, drain_s: float = 2.0) -> None:
-        """Serve the gateway until ``stop``, then finish what can be finished in ``drain_s``. Raises NodeRefused."""
-        works = [self._control.run(), self._keeper.run(), self._feed.run(), self._wait(stop)]
+        """Serve the gateways until ``stop``, then finish what can be finished in ``drain_s``. Raises NodeRefused."""
+        works = [self._gateways.run(), self._keeper.run(), self._wait(stop)]
         if self._event_socket is not None:
             works.append(self._event_socket.run())
         tasks = [asyncio.create_task(work) for work in works]
@@ -179,12 +186,13 @@ class Node:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def joined(self) -> None:
-        """Return once the gateway has accepted this node for the first time."""
+        """Return once a gateway has accepted this node for the first time."""
         await self._welcomed.wait()
 
     async def close(self) -> None:
         """End every job, connection, process and mapping, in this order. Idempotent."""
         self._role.cancel()
+        self._feeds.close()
         await self._serving.close()
         await self._asking.close()
         await self._endpoint.close()
@@ -194,7 +202,7 @@ class Node:
         self._executor.shutdown()
         self._pool.close()
 
-    # ---- what the control stream asks
+    # ---- what the control streams ask
 
     def join(self) -> Join:
         """Who this node is and what it serves."""
@@ -228,9 +236,12 @@ class Node:
             max_answers=_most_answers(self._config),
         )
 
-    def heartbeat(self) -> Heartbeat:
+    def heartbeat(self, gateway: str) -> Heartbeat:
         """Load, room, rates and links as they are now. What the cache could let go of is free."""
         pool, cache = self._room.pool, self._cache.figures
+        jobs, tokens = (
+            sum(both) for both in zip(self._serving.at_hand(gateway), self._asking.at_hand(gateway), strict=True)
+        )
         return Heartbeat(
             accepting=self._accepting,
             queued_jobs=self._serving.queued_jobs + self._asking.queued_jobs,
@@ -248,50 +259,62 @@ class Node:
             cache_hits=cache.hits,
             cache_hit_tokens=cache.hit_tokens,
             pages_evicted=cache.evicted_pages,
+            others_jobs=jobs,
+            others_tokens=tokens,
+            role=self._role.role,
+            role_epoch=self._role.epoch,
         )
 
-    def on_welcome(self, welcome: Welcome) -> None:
-        """Trust this gateway's tickets."""
-        self._serving.trust(welcome.ticket_key)
-        self._asking.trust(welcome.ticket_key)
-        self._welcomed.set()
-        log.info("joined gateway cluster=%s incarnation=%s", self._config.cluster, self._identity.incarnation)
+    def on_welcome(self, gateway: str, welcome: Welcome) -> None:
+        """Trust this gateway's tickets, for its own jobs."""
 
-    def on_order(self, order: Order) -> None:
-        """Do what the gateway says."""
+        def report(message: FromNode) -> None:
+            self._report(gateway, message)
+
+        self._serving.trust(welcome.ticket_key, gateway, report)
+        self._asking.trust(welcome.ticket_key, gateway, report)
+        self._welcomed.set()
+        incarnation = self._identity.incarnation
+        log.info("joined gateway url=%s cluster=%s incarnation=%s", gateway, self._config.cluster, incarnation)
+
+    def on_order(self, gateway: str, order: Order) -> None:
+        """Do what a gateway says."""
         match order:
             case Cancel(job=job):
                 if not self._serving.cancel(job) and not self._asking.cancel(job):
-                    self._report(Cancelled(job))
+                    self._report(gateway, Cancelled(job))
             case Drain():
                 self._draining = True
                 self._beat()
             case ChangeRole():
-                self._role.order(order)
+                self._role.order(order, gateway)
             case RateLease(egress_bytes_per_s=rate):
                 self._endpoint.pace(rate)
             case ReplayKvEvents(start_seq=start_seq):
-                self._feed.replay(start_seq)
+                self._feeds.replay(gateway, start_seq)
             case ProbeLink(peer_node=peer, nbytes=nbytes):
                 self._endpoint.probe(peer, nbytes, self._beat)
-            case PrefillJob() | SharePrefix() if not self._leaving:
-                self._serving.accept(order)
-            case GenerateJob() if not self._leaving:
-                self._asking.accept(order)
-            case TakePrefix() if not self._leaving:
-                self._asking.take(order)
+            case PrefillJob() | SharePrefix() if not self._refusing:
+                self._serving.accept(order, gateway)
+                self._gateways.beat_soon()
+            case GenerateJob() if not self._refusing:
+                self._asking.accept(order, gateway)
+                self._gateways.beat_soon()
+            case TakePrefix() if not self._refusing:
+                self._asking.take(order, gateway)
             case PrefillJob(ticket=ticket) | SharePrefix(ticket=ticket) | TakePrefix(source=KvSource(ticket=ticket)):
                 job = (claimed_transfer(ticket) or b"").hex()
-                self._report(Failed(job, "queue", self._leaving, "takes no new jobs"))
+                self._report(gateway, Failed(job, "queue", self._leaving, "takes no new jobs"))
             case GenerateJob(generation=generation):
-                self._report(Failed(generation, "queue", self._leaving, "takes no new jobs"))
+                self._report(gateway, Failed(generation, "queue", self._leaving, "takes no new jobs"))
 
-    def on_disconnected(self, cause: str) -> None:
-        """Without its gateway no job has anybody to answer to."""
-        self._feed.stop()
-        self._role.cancel()
-        self._serving.end_all("gateway_lost", cause)
-        self._asking.end_all("gateway_lost", cause)
+    def on_disconnected(self, gateway: str, cause: str) -> None:
+        """Without its gateway no job has anybody to answer to; those of other gateways go on."""
+        self._feeds.stop(gateway)
+        self._role.lost(gateway)
+        self._serving.leave(gateway, "gateway_lost", cause)
+        self._asking.leave(gateway, "gateway_lost", cause)
+        self._gateways.beat_soon()
 
     # ---- inside
 
@@ -301,8 +324,13 @@ class Node:
 
     @property
     def _leaving(self) -> str:
-        """Why no new job is taken: draining, converting; "" where jobs are."""
+        """Why no new job should be sent: draining, converting; "" where jobs are welcome."""
         return "draining" if self._draining else "converting" if self._role.changing else ""
+
+    @property
+    def _refusing(self) -> bool:
+        """Whether no new job is taken; gateways that could not have known yet are not refused."""
+        return self._draining or self._role.refusing
 
     @property
     def _detail(self) -> str:
@@ -313,12 +341,24 @@ class Node:
         full = f"pool full: {waiting} {'transfer waits' if waiting == 1 else 'transfers wait'} for pages"
         return self._keeper.detail or (full if waiting else "")
 
-    def _beat(self) -> None:
-        self._control.beat_now()
+    def _dial(self, url: str, handler: ControlHandler) -> ControlStream:
+        return ControlStream(url, handler, join_token=self._config.join_token, tls=self._gateway_tls)
 
-    def _report(self, message: FromNode) -> None:
+    def _beat(self) -> None:
+        self._gateways.beat_now()
+
+    def _report(self, gateway: str, message: FromNode) -> None:
         self._rates.observe(message)
-        self._control.send(message)
+        self._gateways.send(gateway, message)
+        if isinstance(message, Finished | Failed | Cancelled):
+            self._gateways.beat_soon()
+
+    def _answer(self, gateway: str, message: RoleChanged) -> None:
+        self._gateways.send(gateway, message)
+
+    async def _noticed(self) -> None:
+        if len(self._gateways.joined) > 1:
+            await asyncio.sleep(NOTICE_S)
 
     async def _wait(self, stop: asyncio.Event) -> None:
         await stop.wait()
@@ -331,7 +371,7 @@ class Node:
                 await self._settled()
         await self._serving.close()
         await self._asking.close()
-        await self._control.flush(0.5)
+        await self._gateways.flush(0.5)
 
     async def _settled(self) -> None:
         """Return when no job is at hand on either side."""
@@ -350,7 +390,7 @@ class Node:
             engine=lambda: self._keeper.engine,
             executor=self._executor,
             endpoint=lambda: self._endpoint,
-            report=self._report,
+            report=self._rates.observe,
             transforms=self._model.transforms,
             limits=ServiceLimits(max_queue=self._config.max_queue),
             checkpoints=self._config.checkpoints,
@@ -369,7 +409,7 @@ class Node:
             engine=lambda: self._keeper.engine,
             executor=self._executor,
             endpoint=lambda: self._endpoint,
-            report=self._report,
+            report=self._rates.observe,
             tokenizer=self._model.tokenizer,
             transforms=self._model.transforms,
             limits=ClientLimits(self._config.max_queue + self._config.max_running, _most_answers(self._config)),

@@ -20,8 +20,9 @@ log = logging.getLogger(__name__)
 class NodeRole:
     """``role`` now, ``epoch`` of the order that made it so (0 for the role it was started in).
 
-    ``settled`` returns when no job is at hand; ``answer`` takes the outcome of each order; ``on_change`` is called
-    whenever ``changing`` has become another.
+    ``settled`` returns when no job is at hand; ``answer`` takes who gave an order and its outcome; ``on_change`` is
+    called whenever ``changing`` has become another. ``noticed`` returns when every gateway has had the time to hear
+    that: until then jobs that were on their way are still taken.
     """
 
     def __init__(
@@ -29,8 +30,9 @@ class NodeRole:
         role: Role,
         incarnation: str,
         settled: Callable[[], Awaitable[None]],
-        answer: Callable[[RoleChanged], None],
+        answer: Callable[[str, RoleChanged], None],
         on_change: Callable[[], None],
+        noticed: Callable[[], Awaitable[None]],
     ) -> None:
         self.role = role
         self.epoch = 0
@@ -38,45 +40,61 @@ class NodeRole:
         self._settled = settled
         self._answer = answer
         self._on_change = on_change
+        self._noticed = noticed
         self._task: asyncio.Task[None] | None = None
+        self._orderer = ""
+        self._closed = False
 
     @property
     def changing(self) -> bool:
-        """Whether an order waits for the jobs at hand; none are taken meanwhile."""
+        """Whether an order waits for the jobs at hand; no gateway should send any meanwhile."""
         return self._task is not None
 
-    def order(self, order: ChangeRole) -> None:
-        """Obey an order, or say why not. One that waits still gives way to one of a higher epoch."""
+    @property
+    def refusing(self) -> bool:
+        """Whether jobs are not taken because of that."""
+        return self._task is not None and self._closed
+
+    def order(self, order: ChangeRole, gateway: str = "") -> None:
+        """Obey a gateway's order, or say why not. One that waits still gives way to one of a higher epoch."""
         if order.incarnation != self._incarnation:
-            self._refuse(order, "incarnation", f"for incarnation {order.incarnation!r}, which this process is not")
+            detail = f"for incarnation {order.incarnation!r}, which this process is not"
+            self._refuse(order, gateway, "incarnation", detail)
         elif order.epoch <= self.epoch:
-            self._refuse(order, "stale_epoch", f"epoch {order.epoch} came after {self.epoch} was obeyed")
+            self._refuse(order, gateway, "stale_epoch", f"epoch {order.epoch} came after {self.epoch} was obeyed")
         else:
             self.cancel()
-            self.epoch = order.epoch
-            self._task = asyncio.create_task(self._change(order))
+            self.epoch, self._orderer, self._closed = order.epoch, gateway, False
+            self._task = asyncio.create_task(self._change(order, gateway))
             self._on_change()
 
     def cancel(self) -> None:
-        """Give up an order that waits still: who gave it is gone, or has changed its mind."""
+        """Give up an order that waits still: who gave it has changed its mind, or nobody asks any more."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             self._on_change()
 
-    async def _change(self, order: ChangeRole) -> None:
+    def lost(self, gateway: str) -> None:
+        """A gateway is gone, and with it its order if that waits still."""
+        if self._orderer == gateway:
+            self.cancel()
+
+    async def _change(self, order: ChangeRole, gateway: str) -> None:
         try:
             async with asyncio.timeout(order.settle_s):
+                await self._noticed()
+                self._closed = True
                 await self._settled()
         except TimeoutError:
             self._task = None
-            self._refuse(order, "busy", f"jobs are still at hand after {order.settle_s:g} s")
+            self._refuse(order, gateway, "busy", f"jobs are still at hand after {order.settle_s:g} s")
         else:
             log.info("role changed to=%s epoch=%d", order.role.name.lower(), order.epoch)
             self.role, self._task = order.role, None
-            self._answer(RoleChanged(order.epoch, self.role, True))
+            self._answer(gateway, RoleChanged(order.epoch, self.role, True))
         self._on_change()
 
-    def _refuse(self, order: ChangeRole, cause: str, detail: str) -> None:
+    def _refuse(self, order: ChangeRole, gateway: str, cause: str, detail: str) -> None:
         log.warning("role order refused epoch=%d cause=%s detail=%r", order.epoch, cause, detail)
-        self._answer(RoleChanged(order.epoch, self.role, False, cause, detail))
+        self._answer(gateway, RoleChanged(order.epoch, self.role, False, cause, detail))

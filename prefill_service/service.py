@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from kvcache import codecs
 from kvcache.codecs import CodecError, CodecSet, UnknownCodec
-from kvcache.control import Cancelled, Failed, PrefillJob, SharePrefix
-from kvcache.ticket import Ticket, TicketError, claimed_transfer, verify_ticket
+from kvcache.control import Cancelled, Failed, FromNode, PrefillJob, SharePrefix
+from kvcache.ticket import Ticket, TicketError, claimed_transfer, verify_any
 from kvcache.transport import Connection, Peer
 from kvcache.wire import Abort, Ack, Grant, Open
 from prefill_service.context import ServiceContext
@@ -35,6 +35,14 @@ class EarlyOpen:
     timer: asyncio.TimerHandle
 
 
+@dataclass(frozen=True, slots=True)
+class _Gateway:
+    """The key that its tickets are signed with, and what its jobs share: their reports go to it alone."""
+
+    key: bytes
+    context: ServiceContext
+
+
 class OrderRefused(Exception):
     """A job that this node will not take."""
 
@@ -45,20 +53,33 @@ class OrderRefused(Exception):
 
 
 class PrefillService:
-    """All transfers that this node serves. ``now`` is Unix time, for tickets."""
+    """All transfers that this node serves. ``now`` is Unix time, for tickets.
+
+    Gateways are known by names that the caller chooses: each one's tickets are signed with a key of its own, and what
+    becomes of a job is reported to the one that gave it.
+    """
 
     def __init__(self, context: ServiceContext, now: Callable[[], float] = time.time) -> None:
         self._context = context
         self._now = now
-        self._ticket_key: bytes | None = None
+        self._gateways: dict[str, _Gateway] = {}
         self._used = UsedTransfers()
         self._exports: dict[bytes, Transmission] = {}
+        self._orderers: dict[bytes, str] = {}
         self._early: dict[bytes, EarlyOpen] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def trust(self, ticket_key: bytes) -> None:
-        """Tickets are signed with this key from now on."""
-        self._ticket_key = ticket_key
+    def trust(
+        self, ticket_key: bytes, gateway: str = "", report: Callable[[FromNode], None] | None = None
+    ) -> None:
+        """Tickets of this gateway are signed with this key from now on, and ``report`` tells it of its jobs."""
+        context = self._context if report is None else replace(self._context, report=report)
+        self._gateways[gateway] = _Gateway(ticket_key, context)
+
+    def at_hand(self, but: str) -> tuple[int, int]:
+        """Jobs of all gateways but this one, and what is still to be computed of them, in tokens."""
+        others = [export for transfer, export in self._exports.items() if self._orderers[transfer] != but]
+        return len(others), sum(export.tokens_to_compute for export in others)
 
     @property
     def queued_jobs(self) -> int:
@@ -80,31 +101,34 @@ class PrefillService:
         """Jobs that hold or wait for anything."""
         return len(self._exports)
 
-    def accept(self, order: PrefillJob | SharePrefix) -> None:
+    def accept(self, order: PrefillJob | SharePrefix, gateway: str = "") -> None:
         """Take a job. A repeat of one at hand changes nothing; one that cannot be done is reported Failed at once."""
+        known = self._gateways.get(gateway)
+        context = self._context if known is None else known.context
         try:
-            ticket = self._verify(order.ticket)
+            ticket = self._verify(order.ticket, () if known is None else (known.key,))
         except TicketError as error:
             named = claimed_transfer(order.ticket) or b""
-            self._refuse(named.hex(), "bad_ticket", str(error))
+            _refuse(context, named.hex(), "bad_ticket", str(error))
             return
         if ticket.transfer in self._exports:
             return
         try:
             codec = self._check(order, ticket)
         except OrderRefused as refused:
-            self._refuse(ticket.transfer.hex(), refused.cause, refused.detail)
+            _refuse(context, ticket.transfer.hex(), refused.cause, refused.detail)
             return
         now = self._now()
         self._used.add(ticket.transfer, ticket.deadline + self._context.limits.clock_skew_s, now)
         deadline = asyncio.get_running_loop().time() + ticket.deadline - now
         export: Transmission
         if isinstance(order, SharePrefix):
-            export = Share(self._context, order, ticket, codec, deadline)
+            export = Share(context, order, ticket, codec, deadline)
         else:
-            export = Export(self._context, order, ticket, codec, deadline)
+            export = Export(context, order, ticket, codec, deadline)
         self._exports[ticket.transfer] = export
-        task = asyncio.create_task(self._serve(export))
+        self._orderers[ticket.transfer] = gateway
+        task = asyncio.create_task(self._serve(export, context))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         early = self._early.pop(ticket.transfer, None)
@@ -120,10 +144,16 @@ class PrefillService:
         export.cancel()
         return True
 
-    def end_all(self, cause: str, detail: str) -> None:
-        """End every job at hand."""
-        for export in self._exports.values():
-            export.fate.end(cause, detail)
+    def end_all(self, cause: str, detail: str, gateway: str | None = None) -> None:
+        """End every job at hand, or every one of this gateway."""
+        for transfer, export in self._exports.items():
+            if gateway in (None, self._orderers[transfer]):
+                export.fate.end(cause, detail)
+
+    def leave(self, gateway: str, cause: str, detail: str) -> None:
+        """A gateway is gone: its jobs end, and its tickets are worth nothing until it is trusted anew."""
+        self.end_all(cause, detail, gateway)
+        self._gateways.pop(gateway, None)
 
     async def settled(self) -> None:
         """Return when no job is at hand."""
@@ -161,11 +191,9 @@ class PrefillService:
         for transfer in list(self._early):
             self._forget_early(peer, transfer)
 
-    def _verify(self, data: bytes) -> Ticket:
-        """The ticket, if it is the gateway's and for this node. Raises TicketError."""
-        if self._ticket_key is None:
-            raise TicketError("signature", "this node has not joined a gateway")
-        ticket = verify_ticket(data, self._ticket_key, self._now(), self._context.limits.clock_skew_s)
+    def _verify(self, data: bytes, keys: Sequence[bytes]) -> Ticket:
+        """The ticket, if one of these keys signed it and it is for this node. Raises TicketError."""
+        ticket = verify_any(data, keys, self._now(), self._context.limits.clock_skew_s)
         for field, mine in (
             ("prefill_node", self._context.node_id),
             ("prefill_incarnation", self._context.incarnation),
@@ -213,23 +241,20 @@ class PrefillService:
         if shares >= self._context.limits.max_queue:
             raise OrderRefused("queue_full", f"{shares} prefixes are being shared already")
 
-    async def _serve(self, export: Transmission) -> None:
+    async def _serve(self, export: Transmission, context: ServiceContext) -> None:
         ending = await export.run()
         del self._exports[export.ticket.transfer]
+        del self._orderers[export.ticket.transfer]
         if export.cancel_asked:
-            self._context.report(Cancelled(export.job, export.computed_tokens))
+            context.report(Cancelled(export.job, export.computed_tokens))
         elif ending is not None:
             log.info("transfer=%s failed stage=%s cause=%s", export.job, ending.stage, ending.cause)
-            self._context.report(Failed(export.job, ending.stage, ending.cause, ending.detail))
-
-    def _refuse(self, job: str, cause: str, detail: str) -> None:
-        log.warning("job refused transfer=%s cause=%s detail=%r", job, cause, detail)
-        self._context.report(Failed(job, "queue", cause, detail))
+            context.report(Failed(export.job, ending.stage, ending.cause, ending.detail))
 
     def _claim(self, peer: Peer, frame: Open) -> None:
         """Attach a peer to the job that its ticket names, wait a little for that job, or say why not."""
         try:
-            ticket = self._verify(frame.ticket)
+            ticket = self._verify(frame.ticket, self._keys(frame.ticket))
             if ticket.decode_key != peer.identity.public_key:
                 raise TicketError("decode_key", "belongs to another node")
         except TicketError as error:
@@ -245,6 +270,11 @@ class PrefillService:
             peer.send(Abort(ticket.transfer, "ticket_used", "this transfer is over"))
         elif ticket.transfer not in self._early:
             self._wait_for_job(peer, frame, ticket.transfer)
+
+    def _keys(self, ticket: bytes) -> list[bytes]:
+        """Who may have signed this ticket: whoever gave its job, or any gateway while that is not here."""
+        orderer = self._gateways.get(self._orderers.get(claimed_transfer(ticket) or b"", ""))
+        return [each.key for each in ([orderer] if orderer is not None else self._gateways.values())]
 
     def _wait_for_job(self, peer: Peer, frame: Open, transfer: bytes) -> None:
         limits = self._context.limits
@@ -264,3 +294,8 @@ class PrefillService:
         if early is not None and early.peer is peer:
             early.timer.cancel()
             del self._early[transfer]
+
+
+def _refuse(context: ServiceContext, job: str, cause: str, detail: str) -> None:
+    log.warning("job refused transfer=%s cause=%s detail=%r", job, cause, detail)
+    context.report(Failed(job, "queue", cause, detail))

@@ -11,6 +11,7 @@ from aiohttp import WSMsgType, web
 
 from kvcache import control
 from kvcache.control import Beat, FromNode, Heartbeat, Join, Refused, ToNode, Welcome
+from kvcache.replicas import Already
 
 T = TypeVar("T")
 
@@ -21,6 +22,7 @@ class FakeGateway:
     def __init__(self, token: str | None = None, ticket_key: bytes = bytes(32)) -> None:
         self.token = token
         self.ticket_key = ticket_key
+        self.gateway_id = ""
         self.refusal: Refused | None = None
         self.status: int | None = None
         self.beating = True
@@ -97,9 +99,13 @@ class FakeGateway:
             await socket.send_bytes(control.encode(self.refusal))
             await socket.close()
             return socket
+        if self.gateway_id in join.gateways:
+            await socket.send_bytes(control.encode(Already(self.gateway_id)))
+            await socket.close()
+            return socket
         self.sockets[join.node_id] = socket
         heard = self.heard.setdefault(join.node_id, [])
-        await socket.send_bytes(control.encode(Welcome(self.ticket_key, self.beat_s, 3.5)))
+        await socket.send_bytes(control.encode(Welcome(self.ticket_key, self.beat_s, 3.5, self.gateway_id)))
         beats = asyncio.create_task(self._beat(socket))
         try:
             await self._read(socket, heard)

@@ -11,7 +11,7 @@ import pytest
 from kvcache.control import KvEvents
 from kvcache.kv_events import AllBlocksCleared, decode_batch
 from node import event_feed
-from node.event_feed import MAX_UNSENT_BYTES, EventFeed
+from node.event_feed import MAX_UNSENT_BYTES, EventFeed, EventFeeds
 from node.event_log import EventLog
 from tests.node.test_event_log import BLOCK, Cache, chain
 
@@ -128,8 +128,31 @@ async def test_a_feed_that_the_log_left_behind_begins_anew_but_not_at_once_again
         stream.backlog_bytes = 0
         await asyncio.sleep(0.05)
         assert stream.numbers() == [5]
-        feed.replay(1)
+        stream.backlog_bytes = MAX_UNSENT_BYTES + 1
+        tell(log, 5, first=5)
+        stream.backlog_bytes = 0
         await asyncio.sleep(0.05)
         assert stream.numbers() == [5]
         await asyncio.sleep(0.25)
-        assert stream.numbers() == [5, 6]
+        assert stream.numbers() == [5, 11]
+
+
+async def test_what_was_told_anew_for_one_gateway_serves_the_next_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    from node import event_log
+
+    monkeypatch.setattr(event_log, "KEPT_BATCHES", 2)
+    log = EventLog(BLOCK, "mamba")
+    streams = {"a": Stream(), "b": Stream()}
+    feeds = EventFeeds(log, lambda: Cache(chain(1), []), streams.__getitem__)
+    tell(log, 5)
+    for gateway, stream in streams.items():
+        feeds.replay(gateway, 1)
+        await asyncio.sleep(0.02)
+        assert stream.numbers() == [5]
+    feeds.stop("a")
+    tell(log, 1, first=5)
+    await asyncio.sleep(0.02)
+    assert streams["a"].numbers() == [5]
+    assert streams["b"].numbers() == [5, 6]
+    feeds.close()
+    assert log.on_batch == []

@@ -58,7 +58,7 @@ class RunningNode:
             "role": role,
             "cluster": "local",
             "node_id": role.name.lower(),
-            "stream_url": parsing.stream_url(gateway.url),
+            "stream_urls": (parsing.stream_url(gateway.url),),
             "gateway_ca": None,
             "join_token": None,
             "model_dir": model_dir,

@@ -15,12 +15,20 @@ class Jobs:
     def __init__(self):
         self.done = asyncio.Event()
         self.done.set()
+        self.heard = asyncio.Event()
+        self.heard.set()
         self.answers: list[RoleChanged] = []
         self.changes = 0
-        self.role = NodeRole(Role.DECODE, "one", self.done.wait, self.answers.append, self._changed)
+        self.role = NodeRole(Role.DECODE, "one", self.done.wait, self._answered, self._changed, self._noticed)
 
     def _changed(self):
         self.changes += 1
+
+    def _answered(self, gateway, answer):
+        self.answers.append(answer)
+
+    async def _noticed(self):
+        await self.heard.wait()
 
     def order(self, role, epoch, incarnation="one", settle_s=5.0):
         self.role.order(ChangeRole(role, epoch, incarnation, settle_s))

@@ -57,9 +57,49 @@ async def test_a_transfer_larger_than_its_ticket_allows_is_refused(tokenizer):
 async def test_nobody_is_trusted_before_the_gateway_named_its_key(tokenizer):
     async with pair(tokenizer) as nodes:
         job = nodes.job()
-        nodes.prefill.serving._ticket_key = None
+        nodes.prefill.serving.leave("", "gateway_lost", "it went away")
         nodes.prefill.serving.accept(job.prefill)
         assert (await nodes.prefill.ended(job.transfer)).cause == "bad_ticket"
+
+
+async def test_each_gateway_has_a_key_of_its_own_and_hears_of_its_own_jobs_alone(tokenizer):
+    async with pair(tokenizer) as nodes:
+        other, heard = Ed25519PrivateKey.generate(), {"a": [], "b": []}
+        for side in (nodes.prefill, nodes.decode):
+            for name, key in (("a", nodes.gateway_key), ("b", other)):
+                services = (side.serving, side.asking)
+                for service in services:
+                    service.trust(key.public_key().public_bytes_raw(), name, heard[name].append)
+        mine, theirs, forged = nodes.job(), nodes.job(ticket_key=other), nodes.job(ticket_key=other)
+        for job, name in ((mine, "a"), (theirs, "b"), (forged, "a")):
+            nodes.prefill.serving.accept(job.prefill, name)
+            nodes.decode.asking.accept(job.generate, name)
+
+        def finished(name, job):
+            return [m for m in heard[name] if isinstance(m, Finished) and m.generation == job.generation]
+
+        await nodes.decode.until(lambda: finished("a", mine) and finished("b", theirs))
+        assert not finished("b", mine)
+        assert not finished("a", theirs)
+        refused = {m.job for m in heard["a"] if isinstance(m, Failed) and m.cause == "bad_ticket"}
+        assert refused == {forged.transfer, forged.generation}
+
+
+async def test_a_gateway_that_goes_takes_its_own_jobs_with_it_and_no_others(tokenizer):
+    async with pair(tokenizer, chunk_s=0.05) as nodes:
+        serving, heard = nodes.prefill.serving, {"a": [], "b": []}
+        for name in heard:
+            serving.trust(nodes.gateway_key.public_key().public_bytes_raw(), name, heard[name].append)
+        jobs = {name: nodes.job() for name in heard}
+        for name, job in jobs.items():
+            serving.accept(job.prefill, name)
+        assert serving.at_hand("a")[0] == serving.at_hand("b")[0] == 1
+        serving.leave("a", "gateway_lost", "it went away")
+        await nodes.prefill.until(lambda: serving.at_hand("b")[0] == 0)
+        assert serving.at_hand("a")[0] == 1
+        assert [m.cause for m in heard["a"] if isinstance(m, Failed)] == ["gateway_lost"]
+        assert not [m for m in heard["b"] if isinstance(m, Failed)]
+        serving.leave("b", "gateway_lost", "it went away")
 
 
 async def test_another_nodes_ticket_is_of_no_use_and_its_owner_is_not_disturbed(tokenizer):
