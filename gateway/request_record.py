@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
 from gateway.attempts import Attempt
 from gateway.building import Prompted
 from kvcache.control import AnswerPart, Delta, Finished
-from scheduler.decision import Decision
+from scheduler.decision import Decision, Option
 from scheduler.replay import SCHEMA
 from scheduler.values import PolicyValues
 
@@ -26,14 +26,40 @@ class Route:
     codec: str
 
 
-class RequestRecord:
+class Try(Protocol):
+    """One attempt at a request, whatever serves it."""
+
+    @property
+    def number(self) -> int:
+        """The first is 1."""
+
+    @property
+    def option(self) -> Option:
+        """The way that was chosen."""
+
+    @property
+    def leg(self) -> object | None:
+        """What prefills apart from decode, None where nothing does."""
+
+    @property
+    def codec(self) -> str | None:
+        """What the KV came by, once it has."""
+
+    def record(self) -> dict[str, Any]:
+        """As a decision record keeps it."""
+
+
+A = TypeVar("A", bound=Try)
+
+
+class Recorded(Generic[A]):
     """Filled by the request's life as things happen. Times are of the event loop's clock, but for ``at``."""
 
     def __init__(self, prompted: Prompted, began: float) -> None:
         self._p = prompted
         self.began = began
         self.at = time.time()
-        self.attempts: list[Attempt] = []
+        self.attempts: list[A] = []
         self.decisions: list[Decision] = []
         self.first_ways = 1
         """How many of the decisions were no fallbacks."""
@@ -98,6 +124,10 @@ class RequestRecord:
         if done is None or self.first_at is None or done.completion_tokens < 2 or now <= self.first_at:
             return None
         return (done.completion_tokens - 1) / (now - self.first_at)
+
+
+class RequestRecord(Recorded[Attempt]):
+    """Of a request to our own nodes."""
 
 
 def _usage(done: Finished) -> dict[str, int]:

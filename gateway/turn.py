@@ -34,8 +34,12 @@ class Way:
 class Turn:
     """Of one request, which may take several ways one after the other. Call ``end`` in any case."""
 
-    def __init__(self, room: WaitingRoom, prompted: Prompted, began: float, deadline: float) -> None:
+    def __init__(
+        self, room: WaitingRoom, prompted: Prompted, began: float, deadline: float, engines_of: str = ""
+    ) -> None:
+        """``engines_of`` is the model whose external engines it waits for, "" for our own nodes."""
         self._room = room
+        self._engines_of = engines_of
         self._p = prompted
         self._began = began
         self._deadline = deadline
@@ -71,7 +75,7 @@ class Turn:
             return True
 
         away = yardstick.uncached_tokens > decision.facts.threshold_tokens
-        needs = (_placed_like(p.facts), away, yardstick.prefill_s > SHORT_S)
+        needs = (self._engines_of, _placed_like(p.facts), away, yardstick.prefill_s > SHORT_S)
         order = rank(self._began, work_s, p.priority)
         entry = Waiting(p.account, work_s, len(p.token_ids), order, p.weight, needs, way.last)
         before = self._loop.time()

@@ -139,7 +139,7 @@ class Errands:
 class Whole:
     """A request that one engine serves alone."""
 
-    prefilled_at = None
+    prefilled_at: float | None = None
 
     def __init__(self, pool: Pool, side: Side, ask: Ask, request_id: str, deadline: float) -> None:
         self._pool = pool

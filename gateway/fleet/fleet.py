@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gateway.fleet.config import DialectName, EngineConfig
@@ -65,18 +65,6 @@ class Fleet:
     def dialect(self, model: str) -> DialectName | None:
         """What all engines of a model speak; None for one that none serves."""
         return next((engine.config.dialect for engine in self.of(model)), None)
-
-    def choose(self, model: str, now: float, without: Collection[str] = ()) -> Engine | None:
-        """The engine with the fewest requests that takes another one, the one used least first. None if all are full.
-
-        ``without`` failed this request already.
-        """
-        found = [
-            engine
-            for engine in self.of(model)
-            if engine.free_slots and engine.name not in without and engine.accepting(now)
-        ]
-        return min(found, key=lambda engine: (engine.running, engine.used), default=None)
 
     def link(self, cluster: str) -> LinkState:
         """What is known of the way of KV from a cluster's engines to the decode engines here."""

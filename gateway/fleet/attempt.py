@@ -1,0 +1,192 @@
+"""One try at a request on external engines: all its parts on one pair of them, or on one alone."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.dialects.leg import LegFailed
+from gateway.dialects.operation import Errands, Legs, TwoLegs, Whole
+from gateway.dialects.parts import Part
+from gateway.dialects.protocol import Ask, Dialect, Pair, Side
+from gateway.fleet.engine import Engine, Use
+from gateway.fleet.fleet import Fleet
+from gateway.upstream.pool import Pool
+from kvcache.quality import Quality
+from scheduler.decision import Option
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """What calls to engines go through."""
+
+    fleet: Fleet
+    pool: Pool
+    errands: Errands
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be done: ``parts`` of one request at ``path``, under ``request_id``, by the way ``option``.
+
+    ``rooms`` are random numbers, one a part. Times are the event loop's; ``late_at`` is when a stream must have begun.
+    """
+
+    request_id: str
+    path: str
+    parts: tuple[Part, ...]
+    option: Option
+    rooms: tuple[int, ...]
+    late_at: float
+    deadline: float
+
+
+class SplitAttempt:
+    """Call ``begin``, and ``close`` in any case. Each part is a request of its own to its engines."""
+
+    def __init__(self, number: int, order: Order, calls: Calls, dialect: Dialect) -> None:
+        self.number = number
+        self.option = order.option
+        self.legs: list[Legs] = []
+        self.split = order.option.prefill_node is not None
+        self.dialect = dialect if self.split else None
+        self._order = order
+        self._calls = calls
+        self._loop = asyncio.get_running_loop()
+        self.began = self._loop.time()
+        self._first_at: float | None = None
+        self._decode = _engine(calls.fleet, order.option.decode_node)
+        self._prefill = None if order.option.prefill_node is None else _engine(calls.fleet, order.option.prefill_node)
+        self._uses: list[tuple[Use | None, Use]] = []
+        self._outcome: tuple[str, LegFailed | None] = ("running", None)
+        self._closed = False
+        self._figures: dict[str, Any] = {}
+        self._link = None if self._prefill is None else calls.fleet.link(self._prefill.config.cluster)
+        tokens = max(1, order.option.compute_increment)
+        for at, part in enumerate(order.parts):
+            self._add(at, part, dialect, tokens if at == 0 else 0)
+        if self._link is not None:
+            self._link.started(order.option.transfer_bytes)
+
+    @property
+    def leg(self) -> Engine | None:
+        """Where it is prefilled apart from decode."""
+        return self._prefill
+
+    @property
+    def codec(self) -> str | None:
+        """What the KV came by: as it is."""
+        return "raw" if self.split else None
+
+    async def begin(self) -> None:
+        """Return when all parts have begun. Raises LegFailed, and has then let go of everything."""
+        tasks = [asyncio.create_task(legs.begin()) for legs in self.legs]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        self._first_at = self._loop.time()
+        await self._learn()
+
+    def close(self, outcome: str, failure: LegFailed | None = None) -> None:
+        """Let go of everything. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._outcome = outcome, failure
+        for legs in self.legs:
+            legs.close()
+        if self._link is not None:
+            self._link.ended(self.option.transfer_bytes)
+        now = self._loop.time()
+        for (prefill, decode), legs in zip(self._uses, self.legs, strict=True):
+            if prefill is not None:
+                prefill.end(self._well("prefill", failure, legs.prefilled_at is not None), now)
+            decode.end(self._well("decode", failure, outcome == "finished"), now)
+
+    def blamed(self, failure: LegFailed) -> str:
+        """The engine that failed."""
+        if failure.leg == "prefill" and self._prefill is not None:
+            return self._prefill.name
+        return self._decode.name
+
+    def record(self) -> dict[str, Any]:
+        """This attempt as a decision record keeps it."""
+        outcome, failure = self._outcome
+        option = self.option
+        entry: dict[str, Any] = {
+            "attempt": self.number,
+            "transfer": None,
+            "cluster": option.cluster,
+            "prefill_node": option.prefill_node,
+            "decode_node": option.decode_node,
+            "dialect": self._decode.config.dialect.value,
+            "parts": len(self.legs),
+            "codec": self.codec,
+            "exactness": Quality.EXACT.value if self.split else None,
+            "quality": Quality.EXACT.value,
+            "outcome": outcome,
+            "cause": None if failure is None else failure.cause,
+            "stage": None if failure is None else failure.leg,
+            "detail": None,
+        }
+        return entry | self._figures
+
+    def _well(self, leg: str, failure: LegFailed | None, ended_well: bool) -> bool | None:
+        if failure is not None and failure.leg == leg:
+            return False if failure.faulty else None
+        return True if ended_well else None
+
+    def _add(self, at: int, part: Part, dialect: Dialect, tokens: int) -> None:
+        order, option, now = self._order, self.option, self._loop.time()
+        name = f"{order.request_id}.{self.number}" + (f".{at}" if len(order.parts) > 1 else "")
+        decode = self._decode.begin(now, 0 if self.split else tokens, option.decode_rank)
+        prefill = None if self._prefill is None else self._prefill.begin(now, tokens, option.prefill_rank)
+        self._uses.append((prefill, decode))
+        here = Side(self._decode.config, decode.rank)
+        pool = self._calls.pool
+        if prefill is None:
+            ask = Ask(order.path, dict(part.body), _rank_headers(decode))
+            self.legs.append(Whole(pool, here, ask, name, order.deadline))
+            return
+        engine = prefill.engine
+        there = Side(engine.config, prefill.rank, engine.engine_ids.get(prefill.rank or 0, ""))
+        pair = Pair(name, order.path, part.body, there, here, order.rooms[at])
+        self.legs.append(TwoLegs(pool, self._calls.errands, dialect, pair, order.late_at, order.deadline))
+
+    async def _learn(self) -> None:
+        """What the first part tells: how fast its prompt was computed, and how fast its KV came."""
+        assert self._first_at is not None
+        legs, (prefill, decode), option = self.legs[0], self._uses[0], self.option
+        stop, streams = option.cached_tokens + option.compute_increment, bool(self._order.parts[0].body.get("stream"))
+        if prefill is None:
+            if streams:
+                decode.computed(option.cached_tokens, stop, self._first_at - self.began)
+            return
+        told = (await legs.handed_off()).cached_tokens
+        if legs.prefilled_at is None:
+            return
+        prefill_s = legs.prefilled_at - self.began
+        prefill.computed(min(option.cached_tokens if told is None else told, stop), stop, prefill_s)
+        tail = max(0.0, self._first_at - legs.prefilled_at)
+        nbytes = option.transfer_bytes
+        self._figures = {"prefill_s": prefill_s, "raw_bytes": nbytes, "wire_bytes": nbytes}
+        if streams:
+            self._figures |= {"transfer_s": tail, "exposed_s": tail}
+            if self._link is not None:
+                self._link.observe(nbytes, tail, tail, self._first_at)
+
+
+def _rank_headers(use: Use) -> tuple[tuple[bytes, bytes], ...]:
+    return () if use.rank is None else ((b"x-data-parallel-rank", str(use.rank).encode()),)
+
+
+def _engine(fleet: Fleet, name: str) -> Engine:
+    found = fleet.engine(name)
+    assert found is not None, "a decision names engines that its facts held, and no await lies between"
+    return found
