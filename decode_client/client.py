@@ -267,10 +267,15 @@ class DecodeClient:
         if generation.ticket is not None:
             del self._by_transfer[generation.ticket.transfer]
             self._remember(generation)
+        request = generation.job.rpartition(".")[0]  # how gateways name generations
         if generation.cancel_asked:
             context.report(Cancelled(generation.job, generation.prefilled_tokens))
-        elif ending is not None:
-            log.info("generation=%s failed stage=%s cause=%s", generation.job, ending.stage, ending.cause)
+        elif ending is None:
+            log.info("generation=%s request=%s done", generation.job, request)
+        else:
+            log.info(
+                "generation=%s request=%s failed stage=%s cause=%s", generation.job, request, ending.stage, ending.cause
+            )
             context.report(Failed(generation.job, ending.stage, ending.cause, ending.detail))
 
     async def _take_in(self, intake: Intake, context: ClientContext) -> None:

@@ -16,6 +16,7 @@ from kvcache.codecs.meter import CodecMeter
 from kvcache.control import FromNode
 from kvcache.hostpool import HostPool
 from kvcache.room import PageRoom
+from kvcache.tracing import NO_TRACER, Tracer
 from kvcache.transport import KvEndpoint
 
 
@@ -66,6 +67,7 @@ class ClientContext:
     report: Callable[[FromNode], None]
     tokenizer: Tokenizer
     transforms: tuple[Transform, ...] = ()
+    tracer: Tracer = NO_TRACER
     limits: ClientLimits = field(default_factory=ClientLimits)
     checkpoints: CheckpointPolicy = field(default_factory=CheckpointPolicy)
     meter: CodecMeter = field(default_factory=CodecMeter)

@@ -36,6 +36,7 @@ from kvcache.fate import Ending, JobEnded, JobFate
 from kvcache.plan import TransferPlan, plan_transfer
 from kvcache.threadwork import ThreadWork
 from kvcache.ticket import Ticket
+from kvcache.tracing import part
 from kvcache.transfer import TransferViolation
 
 
@@ -69,6 +70,7 @@ class Generation:
         self._fetch_deadline = fetch_deadline
         self._owner = f"staging:{order.generation}"
         self._threads = ThreadWork(context.executor)
+        self._span = context.tracer.join("generate", order.traceparent)
         self._prefix: Prefix | None = None
         self._cached_tokens = 0
         self._answers = [Answer(context, order, number) for number in range(order.answers)]
@@ -112,6 +114,7 @@ class Generation:
         if self._prefix is not None:
             self._prefix.close()
         self._context.room.release(self._owner)
+        self._span.end("" if ending is None else f"{ending.stage}: {ending.cause}")
         return ending
 
     def cancel(self) -> None:
@@ -127,7 +130,8 @@ class Generation:
         table: PageTable | None = None
         wanted: tuple[Checkpoint, ...] = ()
         if self.ticket is not None:
-            table = await self._fetch_kv(self.ticket)
+            with part(self._span, "fetch"):
+                table = await self._fetch_kv(self.ticket)
         engine = self._context.engine()
         self.fate.stage = "load" if table is not None else "prefill"
         if engine is None:
@@ -149,6 +153,10 @@ class Generation:
         for answer, like in zip(self._answers[1:], others(command, order.answers), strict=True):
             answer.start(engine, like, self._on_event)
         self._answers[0].start(engine, command, self._on_event)
+        with part(self._span, "speak"):
+            await self._follow_all()
+
+    async def _follow_all(self) -> None:
         first, *beside = (self._follow(answer) for answer in self._answers)
         following = [asyncio.create_task(each) for each in beside]
         try:
@@ -256,6 +264,8 @@ class Generation:
             self._prefix.said(token.token_id)
         if self.fate.over:
             return
+        if not answer.speech.tokens:
+            self._span.happened("first_token")
         self.fate.stage = "decode"
         answer.speech.say(token)
         if answer.speech.stop_text is not None:

@@ -17,7 +17,7 @@ if [ -n "$only" ]; then
     set -- -m "$only" "$@"
 fi
 
-prfaas_install engine,gguf,test
+prfaas_install engine,gguf,traces,test
 if [ "$only" != "not slow and not gemma" ]; then
     PRFAAS_TEST_GEMMA=$(.venv/bin/python -m deploy.gemma)
     export PRFAAS_TEST_GEMMA

@@ -187,6 +187,7 @@ class Gateway:
     def close(self) -> None:
         """Write what is pending and let go of threads and files. Idempotent."""
         self._tokenizing.close()
+        self._tracer.close()
         self._upstream.close()
         self.decisions.close()
         self.state.close()

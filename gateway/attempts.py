@@ -28,11 +28,13 @@ from kvcache.control import (
     TransferDone,
 )
 from kvcache.quality import Quality
+from kvcache.tracing import NO_SPAN, Span
 from scheduler.decision import Option
 from scheduler.links import LinkState
 
 MAX_UNREAD_DELTAS = 8192
 HEARSAY_S = 0.5
+_TRACED = ("codec", "raw_bytes", "wire_bytes", "transfer_s", "exposed_s", "prefill_s", "cached_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ class Attempt:
         job: GenerateJob,
         quality: Quality,
         before: Preparation | None = None,
+        span: Span = NO_SPAN,
     ) -> None:
         self.before = before
         self.number = number
@@ -91,6 +94,7 @@ class Attempt:
         self.codec: str | None = None
         """What the KV came by, once it has."""
         self._job = job
+        self._span = span
         self._quality = quality
         self._answer = plausible.AnswerCheck(job)
         self._items: deque[AnswerPart] = deque()
@@ -163,6 +167,7 @@ class Attempt:
                 self.leg.node.cancel(self.transfer.hex(), now)
             self._computing_ended()
             self._transfer_ended()
+        self._end_span()
 
     # ---- what nodes say
 
@@ -216,6 +221,12 @@ class Attempt:
         if self.before is not None:
             entry["move"] = self.before.record()
         return entry | self._figures
+
+    def _end_span(self) -> None:
+        outcome, failure = self._outcome
+        told = {name: self._figures[name] for name in _TRACED if name in self._figures}
+        self._span.note({f"prfaas.{name}": value for name, value in told.items()} | {"prfaas.outcome": outcome})
+        self._span.end("" if failure is None else f"{failure.stage}: {failure.cause}")
 
     def _slots(self) -> list[str]:
         """The generation under its own name, and a name for each answer more: each takes a place on its node."""

@@ -14,6 +14,7 @@ from gateway.sessions import NodeSession
 from kvcache.control import GenerateJob, KvPeer, KvSource, PrefillJob, Sampling, SharePrefix, TakePrefix
 from kvcache.quality import Quality
 from kvcache.ticket import Ticket, sign_ticket
+from kvcache.tracing import NO_SPAN, Span
 from scheduler.decision import Move, Option
 from scheduler.facts import RequestFacts
 
@@ -30,8 +31,8 @@ class Prompted:
 
     ``account`` is whose work it is, of that ``weight`` beside others'; ``priority`` orders it among its account's own,
     the least first; ``expected_output`` tokens will probably be spoken. ``ttft_slo_s`` is how late the first token may
-    come, None where the client did not say. ``answers`` to the one prompt are wanted. ``traceparent`` is the W3C trace
-    context of what nodes do for it, "" where it is not traced.
+    come, None where the client did not say. ``answers`` to the one prompt are wanted. ``span`` is that of the whole
+    request.
     """
 
     request_id: str
@@ -48,7 +49,7 @@ class Prompted:
     expected_output: int = 1
     ttft_slo_s: float | None = None
     answers: int = 1
-    traceparent: str = ""
+    span: Span = NO_SPAN
 
 
 class AttemptBuilder:
@@ -66,9 +67,12 @@ class AttemptBuilder:
         deadline = now + max(0.001, left_s)
         decode = self._node(option.decode_node)
         prefill = None if option.prefill_node is None else self._node(option.prefill_node)
+        span = _span(prompted, option, number)
         leg, source = None, None
         if prefill is not None:
-            leg, source = self._leg(prompted, option, number, transfer, prefill, decode, priority, now, deadline)
+            leg, source = self._leg(
+                prompted, option, number, transfer, prefill, decode, priority, now, deadline, span.traceparent
+            )
         job = GenerateJob(
             generation=f"{prompted.facts.request_id}.{number}",
             token_ids=prompted.token_ids,
@@ -80,12 +84,12 @@ class AttemptBuilder:
             quality=prompted.facts.quality,
             priority=priority,
             answers=prompted.answers,
-            traceparent=prompted.traceparent,
+            traceparent=span.traceparent,
         )
         before = None
         if prefill is not None and option.move is not None:
             before = self._move(prompted, option.move, number, prefill, now, deadline)
-        return Attempt(number, option, transfer, leg, decode, job, prompted.facts.quality, before)
+        return Attempt(number, option, transfer, leg, decode, job, prompted.facts.quality, before, span)
 
     def _leg(
         self,
@@ -98,6 +102,7 @@ class AttemptBuilder:
         priority: int,
         now: float,
         deadline: float,
+        traceparent: str,
     ) -> tuple[PrefillLeg, KvSource]:
         stop = len(prompted.token_ids) - 1
         chunk = prefill.join.model.chunk_tokens
@@ -106,7 +111,7 @@ class AttemptBuilder:
         )
         dial = _dial(prefill, decode)
         facts = prompted.facts
-        context = (facts.tenant, facts.lora, prompted.traceparent)
+        context = (facts.tenant, facts.lora, traceparent)
         job = PrefillJob(ticket, prompted.token_ids, option.codec, priority, dial, *context)
         link = self._registry.link(prefill.join.cluster)
         leg = PrefillLeg(prefill, job, link, option.start, stop, chunk)
@@ -161,6 +166,12 @@ class AttemptBuilder:
         node = self._registry.node(node_id)
         assert node is not None, "a decision names nodes that its facts held, and no await lies between"
         return node
+
+
+def _span(prompted: Prompted, option: Option, number: int) -> Span:
+    names = {"cluster": option.cluster, "prefill_node": option.prefill_node, "decode_node": option.decode_node}
+    attributes: dict[str, str | int] = {f"prfaas.{name}": value for name, value in names.items() if value is not None}
+    return prompted.span.child("attempt", attributes | {"prfaas.attempt": number})
 
 
 def _dial(source: NodeSession, target: NodeSession) -> KvPeer | None:

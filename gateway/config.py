@@ -55,10 +55,10 @@ DEFAULT_BREAKER = BreakerValues()
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
-    """All that an operator sets. Times are seconds, sizes bytes.
+    """All that an operator sets. Times are seconds, sizes bytes; ``otlp_endpoint`` is a collector's base URL.
 
     ``engines_file`` lists engines that were not started by prfaas.
-    ``otlp_endpoint`` is the base URL of a collector of traces. ``queue`` requests may wait for a node with room, each for ``queue_timeout_s``.
+    ``queue`` requests may wait for a node with room, each for ``queue_timeout_s``.
     ``threshold_auto``: ``threshold_tokens`` is where it starts, and what traffic, nodes and links make of it follows.
     """
 

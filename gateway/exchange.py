@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Protocol
 
 import msgspec
 
 from gateway.asgi import Receive, Scope, Send, header
 from gateway.errors import ApiError
-from gateway.life import RequestLife
 from gateway.openai.responses import sse
+from gateway.request_record import Route
+from kvcache.control import Finished
+from kvcache.tracing import NO_SPAN, Span
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -22,11 +25,20 @@ SSE: Headers = [
 ]
 
 
+class Routed(Protocol):
+    """A request's life, as far as headers tell of it."""
+
+    @property
+    def route(self) -> Route:
+        """The way that it took."""
+
+
 class Exchange:
     """One response: remembers whether its head has left, so that an error takes the right form."""
 
-    def __init__(self, path: str, request_id: str, send: Send) -> None:
+    def __init__(self, path: str, request_id: str, send: Send, span: Span = NO_SPAN) -> None:
         self.path = path
+        self.span = span
         self.request_id = request_id
         self.status = 499
         self.route = "none"
@@ -36,7 +48,7 @@ class Exchange:
         self._streaming = False
         self._gone = False
 
-    def took(self, life: RequestLife) -> None:
+    def took(self, life: Routed) -> None:
         """The way is known now: it goes into the headers."""
         route = life.route
         self.route = route.route
@@ -46,6 +58,17 @@ class Exchange:
             (b"x-prfaas-prefill", route.prefill.encode()),
             (b"x-prfaas-kv-codec", route.codec.encode()),
         ]
+
+    def ended(self, done: Finished | None) -> None:
+        """The answer is over; None where it did not end well."""
+        if done is not None:
+            usage = {"input_tokens": done.prompt_tokens, "output_tokens": done.completion_tokens}
+            self.span.note({f"gen_ai.usage.{name}": count for name, count in usage.items()})
+
+    def close_span(self) -> None:
+        """The request is over, and what became of it is known."""
+        self.span.note({"http.response.status_code": self.status, "prfaas.route": self.route})
+        self.span.end("" if self.status < 500 else f"HTTP {self.status}")
 
     def gone(self) -> None:
         """The client went away."""

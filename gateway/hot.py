@@ -13,7 +13,7 @@ import msgspec
 
 from gateway import request_headers as said
 from gateway.admission import Admission, Pass
-from gateway.asgi import Receive, Scope, Send
+from gateway.asgi import Receive, Scope, Send, header
 from gateway.building import Prompted
 from gateway.errors import ApiError, bad_field
 from gateway.exchange import JSON, SSE, Exchange, read_body
@@ -28,6 +28,7 @@ from gateway.services import Services
 from gateway.tokenizing import Tokenizing
 from kvcache.chain_cache import ChainCache
 from kvcache.control import AnswerPart, Finished
+from kvcache.tracing import part
 from kvcache.wire import Role as NodeRole
 from scheduler.facts import RequestFacts
 from scheduler.sizes import size_facts
@@ -67,7 +68,9 @@ class Generation:
 
     async def serve(self, endpoint: Endpoint, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. A client that goes away before its end cancels everything done for it."""
-        exchange = Exchange(endpoint.path, request_id(scope), send)
+        span = self._s.tracer.serve(f"POST {endpoint.path}", header(scope, b"traceparent") or "")
+        exchange = Exchange(endpoint.path, request_id(scope), send, span)
+        span.note({"http.route": endpoint.path, "prfaas.request_id": exchange.request_id})
         began = time.perf_counter()
         self.in_flight.enter()
         self._s.metrics.running.inc()
@@ -78,6 +81,7 @@ class Generation:
             self._s.metrics.running.dec()
             self._s.metrics.duration.labels(endpoint.path).observe(time.perf_counter() - began)
             self._s.metrics.requests.labels(endpoint.path, exchange.route, str(exchange.status)).inc()
+            exchange.close_span()
 
     async def _guarded(
         self, exchange: Exchange, parse: Parse, principal: Principal, scope: Scope, receive: Receive
@@ -146,7 +150,8 @@ class Generation:
         life: RequestLife | None = None
         outcome = "failed"
         try:
-            request = parse(body)
+            with part(exchange.span, "parse"):
+                request = parse(body)
             prompted = await self._prompt(exchange, request, principal, admitted, scope)
             # while it waits, a request is its tokens
             del body
@@ -169,18 +174,19 @@ class Generation:
                     await self._whole(exchange, answer, life, first)
         except TimeoutError:
             outcome = "slow_client"
-            log.warning("client does not read id=%s", exchange.request_id)
+            log.warning("client does not read client_id=%s", exchange.request_id)
         except ApiError as error:
             await exchange.refuse(error)
         except asyncio.CancelledError:
             outcome = "disconnected"
             raise
         except Exception:
-            log.exception("request broke id=%s", exchange.request_id)
+            log.exception("request broke client_id=%s", exchange.request_id)
             await exchange.refuse(ApiError(500, "internal error", code="internal_error"))
         finally:
             if life is not None:
                 life.close(outcome)
+                exchange.ended(life.finished)
                 admitted.end(life.spoken, life.finished is not None, asyncio.get_running_loop().time())
                 self._count(life)
 
@@ -216,7 +222,8 @@ class Generation:
         hint, hint_cluster = said.route_hint(scope, principal, [one.name for one in self._s.registry.clusters])
         quality, session, slo = said.quality(scope), said.session(scope), said.ttft_slo(scope)
         self._check_sampling(request)
-        token_ids = await self._token_ids(request)
+        with part(exchange.span, "tokenize"):
+            token_ids = await self._token_ids(request)
         sampling = msgspec.structs.replace(request.sampling, max_tokens=self._room(request, len(token_ids)))
         now = asyncio.get_running_loop().time()
         bounded = bool(request.max_tokens_field)
@@ -252,6 +259,7 @@ class Generation:
             expected,
             slo,
             request.n,
+            exchange.span,
         )
 
     async def _names(self, token_ids: tuple[int, ...], facts: RequestFacts) -> tuple[bytes, ...]:

@@ -31,6 +31,7 @@ from gateway.services import Services
 from gateway.traffic import uncached_at_home
 from gateway.turn import Turn, Way
 from kvcache.control import AnswerPart, Delta, Finished
+from kvcache.tracing import part
 from scheduler.decision import Decision, Reason
 from scheduler.facts import Facts
 from scheduler.retrying import Failure, Retrying
@@ -130,7 +131,7 @@ class RequestLife:
 
     async def _first_way(self) -> AnswerPart:
         """The way that policy chooses; again where a node held less than was thought, or another remote way is left."""
-        await self._turn.go(Way(self._decide, self._start_first, self._refused))
+        await self._go(Way(self._decide, self._start_first, self._refused))
         while True:
             attempt = self._record.attempts[-1]
             try:
@@ -146,7 +147,7 @@ class RequestLife:
                     start = partial(self._start_remote, failure)
                 else:
                     raise
-            await self._turn.go(Way(self._decide, start, self._refused))
+            await self._go(Way(self._decide, start, self._refused))
 
     def _elsewhere(self, attempt: Attempt, failure: AttemptFailed) -> bool:
         """Whether a remote way that failed leaves another one. Home is for the fallback, whose budget protects it."""
@@ -224,8 +225,13 @@ class RequestLife:
             self._refused(decision, last=True)
             fallback.refused()
 
-        await self._turn.go(Way(choose, start, refused, last=True))
+        await self._go(Way(choose, start, refused, last=True))
         return self._record.attempts[-1]
+
+    async def _go(self, way: Way) -> None:
+        """Wait for a turn, decide, send."""
+        with part(self._p.span, "route"):
+            await self._turn.go(way)
 
     def _refused(self, decision: Decision, last: bool = False) -> None:
         self._record.decided(decision, last)
@@ -244,8 +250,9 @@ class RequestLife:
         attempt = self._s.builder.build(self._p, decision.chosen, number, priority, self.deadline - self._loop.time())
         self._record.attempts.append(attempt)
         log.info(
-            "dispatch id=%s attempt=%d cluster=%s prefill=%s decode=%s reason=%s",
+            "dispatch request=%s client_id=%s attempt=%d cluster=%s prefill=%s decode=%s reason=%s",
             self._p.facts.request_id,
+            self._p.request_id,
             attempt.number,
             attempt.option.cluster,
             attempt.option.prefill_node,
@@ -275,6 +282,7 @@ class RequestLife:
         assert self._trial is not None
         self._trial.prefilled(now)
         self._s.metrics.ttft.labels(self.route.route).observe(now - self._record.began)
+        self._p.span.happened("first_token")
         self._saw(item)
         self._count_transfer(attempt)
         self._learn(attempt, now)
@@ -314,7 +322,7 @@ class RequestLife:
             if not self._p.measures:
                 self._s.meter.spoke(self, len(item.token_ids), time.monotonic())
         elif isinstance(item, Finished) and item.prompt_tokens != len(self._p.token_ids):
-            log.warning("usage differs id=%s node_says=%d", self._p.facts.request_id, item.prompt_tokens)
+            log.warning("usage differs request=%s node_says=%d", self._p.facts.request_id, item.prompt_tokens)
             self._s.metrics.usage_differs.inc()
             self._s.prefixes.distrust()
 
@@ -326,7 +334,7 @@ class RequestLife:
         attempt.close("failed", failure)
         self._blame(failure)
         self._s.metrics.failed(failure.stage, failure.cause)
-        log.warning("attempt failed id=%s attempt=%d %s", self._p.facts.request_id, attempt.number, failure)
+        log.warning("attempt failed request=%s attempt=%d %s", self._p.facts.request_id, attempt.number, failure)
 
     def _count_moves(self) -> None:
         for attempt in self._record.attempts:

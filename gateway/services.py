@@ -15,6 +15,7 @@ from gateway.registry import Registry
 from gateway.threshold import Threshold
 from gateway.traffic import TrafficMeter
 from gateway.waiting import WaitingRoom
+from kvcache.tracing import NO_TRACER, Tracer
 from scheduler.budget import FallbackBudget
 from scheduler.policy import RoutingPolicy
 from scheduler.retrying import RetryBudget
@@ -38,3 +39,4 @@ class Services:
     prefixes: PrefixLookup
     affinity: Affinity
     waiting: WaitingRoom
+    tracer: Tracer = NO_TRACER

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 from collections.abc import Coroutine
 from pathlib import Path
@@ -14,6 +13,7 @@ import click
 from engines.protocol import EngineLost, Loading
 from kvcache.checkpoints import CheckpointPolicy
 from kvcache.layout import DType
+from kvcache.logs import LogFormat, set_up_logging
 from kvcache.transport import InsecureBind
 from kvcache.wire import Role
 from node import config as parsing
@@ -93,6 +93,14 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--kv-tls-cert", type=_FILE)
 @click.option("--kv-tls-key", type=_FILE)
 @click.option("--kv-tls-ca", type=_FILE, help="Root that KV peers are checked against.")
+@click.option("--otlp-endpoint", metavar="URL", help="Base URL of an OTLP/HTTP collector that gets traces.")
+@click.option(
+    "--log-format",
+    type=click.Choice([form.value for form in LogFormat]),
+    default=LogFormat.TEXT.value,
+    show_default=True,
+    help="json: one object a line, with what a line names as its fields.",
+)
 def node(
     role: str,
     cluster: str,
@@ -127,9 +135,11 @@ def node(
     kv_tls_cert: Path | None,
     kv_tls_key: Path | None,
     kv_tls_ca: Path | None,
+    otlp_endpoint: str | None,
+    log_format: str,
 ) -> None:
     """Run a node of a cluster until SIGTERM or Ctrl-C."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    set_up_logging(LogFormat(log_format))
     try:
         role_ = Role[role.upper()]
         port = parsing.kv_port(role_, dial, kv_host, kv_port, kv_advertise)
@@ -157,6 +167,7 @@ def node(
                 kv_events_endpoint, kv_events_replay_endpoint, kv_events_insecure_network
             ),
             place=parsing.place(place, pod_labels),
+            otlp_endpoint=otlp_endpoint,
         )
         asyncio.run(_run(settings, engine_choice(engine, engine_python, engine_args, engine_connector)))
     except ConfigError as error:

@@ -65,6 +65,7 @@ class NodeConfig:
 
     ``stream_urls`` are those of the gateways that it was told of; where these share their state, it learns the others.
 
+    ``otlp_endpoint`` is the base URL of a collector of traces.
     ``place`` is what was said of where its machine stands, by the names of ``node.topology.place``.
     """
 
@@ -89,6 +90,7 @@ class NodeConfig:
     checkpoints: CheckpointPolicy = field(default_factory=CheckpointPolicy)
     kv_events: EventEndpoints | None = None
     place: Mapping[str, str] = field(default_factory=dict)
+    otlp_endpoint: str | None = None
 
 
 def is_loopback(host: str) -> bool:

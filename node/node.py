@@ -53,6 +53,7 @@ from kvcache.prefix_cache import PrefixCache
 from kvcache.room import PageRoom
 from kvcache.ticket import claimed_transfer
 from kvcache.topology import MachineReport, encode_report
+from kvcache.tracing import tracer_for
 from kvcache.transport import KvEndpoint, LocalIdentity, TransportLimits
 from node.codec_start import measure
 from node.config import ConfigError, KvPort, NodeConfig, pool_pages
@@ -97,6 +98,10 @@ class Node:
         self._gateway_tls = gateway_context(config.gateway_ca)
         self._listen_tls = listening_context(config.kv_tls)
         self._rates = Rates()
+        try:
+            self._tracer = tracer_for(config.otlp_endpoint, "prfaas-node", config.node_id)
+        except ValueError as error:
+            raise ConfigError(f"--otlp-endpoint: {error}") from error
         self._executor = ThreadPoolExecutor(CODEC_THREADS, thread_name_prefix="kv-codec")
         self._codecs = candidates(model.layout, model.transforms)
         self._meter = CodecMeter(each.name for each in self._codecs)
@@ -200,6 +205,7 @@ class Node:
         if self._event_socket is not None:
             self._event_socket.close()
         self._executor.shutdown()
+        await asyncio.to_thread(self._tracer.close)
         self._pool.close()
 
     # ---- what the control streams ask
@@ -392,6 +398,7 @@ class Node:
             endpoint=lambda: self._endpoint,
             report=self._rates.observe,
             transforms=self._model.transforms,
+            tracer=self._tracer,
             limits=ServiceLimits(max_queue=self._config.max_queue),
             checkpoints=self._config.checkpoints,
             meter=self._meter,
@@ -412,6 +419,7 @@ class Node:
             report=self._rates.observe,
             tokenizer=self._model.tokenizer,
             transforms=self._model.transforms,
+            tracer=self._tracer,
             limits=ClientLimits(self._config.max_queue + self._config.max_running, _most_answers(self._config)),
             checkpoints=self._config.checkpoints,
             meter=self._meter,

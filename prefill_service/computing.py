@@ -22,6 +22,7 @@ from kvcache.control import PrefillDone, PrefillJob, PrefillStarted
 from kvcache.fate import JobEnded, JobFate
 from kvcache.plan import TransferPlan
 from kvcache.ticket import Ticket
+from kvcache.tracing import Span
 from prefill_service.booking import Booking
 from prefill_service.context import ServiceContext
 
@@ -41,6 +42,7 @@ class Computation:
         booking: Booking,
         keeper: JobKeeper | None,
         fate: JobFate,
+        span: Span,
         exported: Callable[[int], None],
     ) -> None:
         """Starts the engine. Raises JobEnded where there is none."""
@@ -75,6 +77,8 @@ class Computation:
         )
         self._run = EngineRun(engine, command, self._on_event)
         fate.stage = "prefill"
+        cached, stop = booking.cached_tokens, ticket.stop
+        self._span = span.child("compute", {"prfaas.cached_tokens": cached, "prfaas.tokens": stop - cached})
         context.report(PrefillStarted(ticket.transfer, booking.cached_tokens))
 
     @property
@@ -91,6 +95,7 @@ class Computation:
         last = await self._run.stop(self._context.limits.engine_patience_s)
         if isinstance(last, JobCancelled):
             self.computed_tokens = last.prefilled_tokens
+        self._span.end("stopped")
 
     def keep(self, done: bool) -> None:
         """Keep the blocks that are exported as a whole; once the transfer is ``done`` with them, what else can be."""
@@ -122,6 +127,7 @@ class Computation:
         """Say so, if anybody still wants to know. Raises ValueError where the engine left something out."""
         if self._exported != len(self._plan.pieces):
             raise ValueError(f"engine finished after {self._exported} pieces of the plan")
+        self._span.end()
         if not self._fate.over:
             self._fate.stage = "transfer"
             cached = self._booking.cached_tokens

@@ -14,6 +14,7 @@ from kvcache.codecs.meter import CodecMeter
 from kvcache.control import FromNode
 from kvcache.hostpool import HostPool
 from kvcache.room import PageRoom
+from kvcache.tracing import NO_TRACER, Tracer
 from kvcache.transport import KvEndpoint
 
 
@@ -57,6 +58,7 @@ class ServiceContext:
     endpoint: Callable[[], KvEndpoint]
     report: Callable[[FromNode], None]
     transforms: tuple[Transform, ...] = ()
+    tracer: Tracer = NO_TRACER
     limits: ServiceLimits = field(default_factory=ServiceLimits)
     checkpoints: CheckpointPolicy = field(default_factory=CheckpointPolicy)
     meter: CodecMeter = field(default_factory=CodecMeter)

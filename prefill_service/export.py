@@ -15,6 +15,7 @@ from kvcache.kept import Provenance
 from kvcache.plan import TransferPlan
 from kvcache.room import RoomCrowded, RoomTimeout
 from kvcache.ticket import Ticket
+from kvcache.tracing import part
 from prefill_service.booking import Booking
 from prefill_service.computing import Computation
 from prefill_service.context import ServiceContext
@@ -55,11 +56,12 @@ class Export(Transmission):
         return 0 if self._computation is None else self._computation.computed_tokens
 
     async def _supply(self, plan: TransferPlan, chain: TokenChain | None) -> None:
-        booking = await self._book(chain)
+        with part(self._span, "queue"):
+            booking = await self._book(chain)
         sender = self._send_from(booking.table)
         context, order = self._context, self._prefill
         self._computation = Computation(
-            context, order, self.ticket, plan, booking, self._keeper, self.fate, sender.exported
+            context, order, self.ticket, plan, booking, self._keeper, self.fate, self._span, sender.exported
         )
         self._helpers.append(asyncio.create_task(self._watch_engine(self._computation)))
 

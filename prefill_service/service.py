@@ -247,8 +247,11 @@ class PrefillService:
         del self._orderers[export.ticket.transfer]
         if export.cancel_asked:
             context.report(Cancelled(export.job, export.computed_tokens))
-        elif ending is not None:
-            log.info("transfer=%s failed stage=%s cause=%s", export.job, ending.stage, ending.cause)
+        elif ending is None:
+            log.info("transfer=%s request=%s done tokens=%d", export.job, export.ticket.request_id, export.ticket.stop)
+        else:
+            request = export.ticket.request_id
+            log.info("transfer=%s request=%s failed stage=%s cause=%s", export.job, request, ending.stage, ending.cause)
             context.report(Failed(export.job, ending.stage, ending.cause, ending.detail))
 
     def _claim(self, peer: Peer, frame: Open) -> None:

@@ -21,6 +21,7 @@ from kvcache.plan import TransferPlan, plan_transfer
 from kvcache.quality import Quality
 from kvcache.threadwork import ThreadWork
 from kvcache.ticket import Ticket
+from kvcache.tracing import NO_SPAN, Span
 from kvcache.transfer import OutgoingTransfer, TransferViolation
 from kvcache.transport import Connection, Expected, Peer, PeerLost, PeerRefused, PeerUnreachable
 from kvcache.wire import Abort, Ack, Grant, Manifest, Open
@@ -57,6 +58,8 @@ class Transmission(ABC):
         self._early_bytes = 0
         self._early: tuple[Connection, ...] = ()
         self._granted_at: float | None = None
+        self._span = context.tracer.join("prefill", order.traceparent if isinstance(order, PrefillJob) else "")
+        self._sending: Span = NO_SPAN
         self._claimed = asyncio.Event()
         self._manifest: Manifest | None = None
         self._manifest_told = False
@@ -109,6 +112,8 @@ class Transmission(ABC):
             helper.cancel()
         await asyncio.gather(*self._helpers, return_exceptions=True)
         await self._let_go()
+        for span in (self._sending, self._span):
+            span.end("" if ending is None else f"{ending.stage}: {ending.cause}")
         return ending
 
     def cancel(self) -> None:
@@ -237,6 +242,8 @@ class Transmission(ABC):
         assert self._outgoing is not None
         assert self._sender is not None
         frame = self._outgoing.announce(self._codec.name)
+        if not self._announced:
+            self._sending = self._span.child("transfer")
         self._announced, self._announced_at = True, asyncio.get_running_loop().time()
         if self._early_bytes and peer.connections:
             self._early = peer.connections

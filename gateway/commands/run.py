@@ -10,7 +10,7 @@ import click
 from gateway.commands.inputs import Finite
 from gateway.config import ConfigError, EngineEvents, FallbackPolicy, GatewayConfig
 from kvcache.layout import DType
-from kvcache.logs import log_option, set_up_logging, traces_option
+from kvcache.logs import LogFormat, set_up_logging
 from kvcache.quality import Quality
 from scheduler.controller.settings import Mode
 from scheduler.values import PolicyValues
@@ -112,8 +112,14 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     help="Seconds that each may wait.",
 )
 @click.option("--max-body-mib", type=click.IntRange(1), default=16, show_default=True, help="Largest request body.")
-@traces_option
-@log_option
+@click.option("--otlp-endpoint", metavar="URL", help="Base URL of an OTLP/HTTP collector that gets traces.")
+@click.option(
+    "--log-format",
+    type=click.Choice([form.value for form in LogFormat]),
+    default=LogFormat.TEXT.value,
+    show_default=True,
+    help="json: one object a line, with what a line names as its fields.",
+)
 def gateway(
     model: Path,
     model_name: str | None,
@@ -146,7 +152,7 @@ def gateway(
     """Run a gateway: the OpenAI-compatible front door of one local cluster and any number of remote ones."""
     from gateway.serve import serve
 
-    set_up_logging(log_format)
+    set_up_logging(LogFormat(log_format))
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
         config = GatewayConfig(

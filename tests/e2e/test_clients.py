@@ -7,14 +7,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import openai
 import pytest
 
+from deploy.stack import QUICKSTART_NODES
+from tests.collector import Collector, collecting
 from tests.models import tiny_model
-from tests.stacks import RunningStack, running_stack, some_ids
+from tests.stacks import RunningStack, eventually, running_stack, some_ids
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -23,10 +26,19 @@ TEMPLATE = ROOT / "deploy" / "chat.jinja"
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
+def collector() -> Iterator[Collector]:
+    with collecting() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[RunningStack]:
     directory = tiny_model("gemma3_text", tmp_path_factory.mktemp("model") / "gemma3_text")
-    options = ("--chat-template", str(TEMPLATE), "--remote-slack", "60")
-    with running_stack(directory, tmp_path_factory.mktemp("logs"), gateway_options=options, threshold=100) as stack:
+    seen = ("--otlp-endpoint", collector.url, "--log-format", "json")
+    options = ("--chat-template", str(TEMPLATE), "--remote-slack", "60", *seen)
+    nodes = tuple(replace(node, options=seen) for node in QUICKSTART_NODES)
+    logs = tmp_path_factory.mktemp("logs")
+    with running_stack(directory, logs, gateway_options=options, nodes=nodes, threshold=100) as stack:
         yield stack
 
 
@@ -79,6 +91,75 @@ def test_a_wrong_model_is_refused_by_name(client: openai.OpenAI) -> None:
 def test_a_long_prompt_goes_away_and_a_short_one_stays(stack: RunningStack) -> None:
     routes = [stack.complete(some_ids(length), 1, hint=None).headers["x-prfaas-route"] for length in (20, 400)]
     assert routes == ["local", "remote:east"]
+
+
+def test_one_request_is_one_connected_trace_over_gateway_prefill_and_decode_node(
+    stack: RunningStack, collector: Collector
+) -> None:
+    trace, caller = "c" * 32, "d" * 16
+    headers = {"x-prfaas-route-hint": "remote", "traceparent": f"00-{trace}-{caller}-01"}
+    answer = stack.http.post("/v1/completions", json=stack.body(some_ids(300, seed=5), 3), headers=headers)
+    assert answer.headers["x-prfaas-route"] == "remote:east"
+    assert eventually(lambda: {"POST /v1/completions", "prefill", "generate"} <= _names(collector, trace), 10)
+    spans = {span.name: span for span in collector.trace(trace)}
+    root, attempt, prefill, generate = (spans[n] for n in ("POST /v1/completions", "attempt", "prefill", "generate"))
+    assert (root.parent, attempt.parent, prefill.parent, generate.parent) == (caller, root.span, *[attempt.span] * 2)
+    assert {spans[name].parent for name in ("parse", "tokenize", "route")} == {root.span}
+    assert {spans[name].parent for name in ("queue", "compute", "transfer")} == {prefill.span}
+    assert {spans[name].parent for name in ("fetch", "speak")} == {generate.span}
+    assert (root.service, prefill.instance, generate.instance) == ("prfaas-gateway", "east-prefill", "local-decode")
+    assert all(root.begin <= span.begin <= span.end for span in spans.values())
+    assert spans["compute"].begin <= spans["transfer"].end <= generate.end
+    assert "first_token" in root.events
+    assert "first_token" in generate.events
+    assert root.attributes["http.response.status_code"] == 200
+    assert root.attributes["gen_ai.usage.output_tokens"] == 3
+    assert attempt.attributes["prfaas.wire_bytes"] > 0
+    assert not collector.faults
+
+
+def _names(collector: Collector, trace: str) -> set[str]:
+    return {span.name for span in collector.trace(trace)}
+
+
+def test_nothing_of_a_prompt_or_an_answer_is_traced_or_logged(stack: RunningStack, collector: Collector) -> None:
+    name = "e" * 32
+    words = "unmistakable words of mine " * 20
+    answer = stack.http.post(
+        "/v1/completions", json=stack.body(words, 8), headers={"traceparent": f"00-{name}-{'d' * 16}-01"}
+    )
+    assert eventually(lambda: "generate" in _names(collector, name), 10)
+    said = [words.split()[0], answer.json()["choices"][0]["text"].strip()]
+    logs = b"".join(process.log.read_bytes() for process in stack.stack.processes.values())
+    for text in filter(None, said):
+        assert text.encode() not in collector.raw
+        assert json.dumps(text, ensure_ascii=False)[1:-1].encode() not in logs
+
+
+def test_a_request_is_found_in_every_process_log_by_its_id(stack: RunningStack) -> None:
+    answer = stack.complete(some_ids(300, seed=6), 2)
+    internal = stack.record(answer)["id"]
+
+    def lines(process: str) -> list[dict[str, object]]:
+        text = stack.stack.processes[process].log.read_text()
+        return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+    assert eventually(lambda: any(line.get("request") == internal for line in lines("east-prefill")), 5)
+    assert eventually(lambda: any(line.get("request") == internal for line in lines("local-decode")), 5)
+    mine = [line for line in lines("gateway") if line.get("client_id") == answer.headers["x-request-id"]]
+    assert any(line.get("request") == internal for line in mine)
+
+
+def test_several_answers_to_one_prompt_come_from_one_transfer(stack: RunningStack, client: openai.OpenAI) -> None:
+    asked = {"model": stack.model, "prompt": "a prompt of its own " * 60, "max_tokens": 6, "temperature": 1.0}
+    answer = client.completions.with_raw_response.create(**asked, n=3, seed=11, extra_body={"ignore_eos": True})
+    choices = answer.parse().choices
+    assert len({choice.text for choice in choices}) == 3
+    assert answer.parse().usage.completion_tokens == 18
+    attempts = stack.http.get(f"/v1/decisions/{answer.headers['x-request-id']}").json()["attempts"]
+    assert len(attempts) == 1
+    second = client.completions.create(**asked, seed=12, extra_body={"ignore_eos": True})
+    assert second.choices[0].text == choices[1].text
 
 
 def test_status_as_json_names_every_node(stack: RunningStack) -> None:

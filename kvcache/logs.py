@@ -1,0 +1,59 @@
+"""Log lines of gateways and nodes: as text, or as one JSON object a line for machines.
+
+What a message names as ``key=%s`` becomes a field of the object, so that a request can be followed by its id. Neither
+prompts nor secrets are logged anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from datetime import UTC, datetime
+from enum import StrEnum
+
+TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+OWN = frozenset({"time", "level", "logger", "message", "exception"})
+_PLACEHOLDER = re.compile(r"(?:(\w+)=)?%(?:%|[-+ #0]*[\d.]*[a-z])")
+
+
+class LogFormat(StrEnum):
+    """How log lines look."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line: time (UTC), level, logger, message, the message's fields, and an exception where one is."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """A line without its end."""
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_fields(record),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+def set_up_logging(form: LogFormat) -> None:
+    """Log to stderr from now on, from INFO up."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if form is LogFormat.JSON else logging.Formatter(TEXT))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    """The arguments that the message names."""
+    if not isinstance(record.args, tuple) or not isinstance(record.msg, str):
+        return {}
+    names = [found[1] for found in _PLACEHOLDER.finditer(record.msg) if not found[0].endswith("%%")]
+    if len(names) != len(record.args):
+        return {}
+    named = zip(names, record.args, strict=True)
+    return {name: value for name, value in named if name is not None and name not in OWN}
