@@ -21,8 +21,8 @@ from engines.vllm.messages import (
     Dismiss,
     Enlist,
     PoolInfo,
+    Refusal,
     ToWorker,
-    Unservable,
     to_worker,
 )
 from engines.vllm.outbox import Outbox
@@ -63,7 +63,7 @@ def attach(path: str, identity: Identity, layers: Layers) -> Working:
     try:
         found = layers(info)
     except ValueError as error:
-        channel.send(Unservable(str(error)))
+        channel.send(Refusal(str(error)))
         raise
     outbox = Outbox(channel.send, _leave)
     working = Working(geometry, info.chunk_tokens, memory, found, outbox.put)

@@ -48,6 +48,8 @@ TICK_S = 0.5
 SILENT_TICKS = 9
 HEALTH_S = 4.0
 ENLIST_S = 10.0
+STATUS_S = 0.3
+"""How long it may take until a server whose socket closed is seen to have ended."""
 END_S = 5.0
 """How long vLLM may take to say that a request is over, once its answer is."""
 
@@ -352,8 +354,8 @@ class VllmEngine:
             task.cancel()
 
     async def _watch_exit(self) -> None:
-        status = await self._process.wait()
-        self._bury(f"vLLM ended with status {status}")
+        await self._process.status(None)
+        self._bury("the server is gone")
 
     async def _watch_silence(self) -> None:
         """Workers pulse from a thread of their own, busy or not. Ticks are counted: our own stalls prove nothing."""
@@ -374,10 +376,14 @@ class VllmEngine:
             self._burying = asyncio.create_task(self._end(cause, gently))
 
     async def _end(self, cause: str, gently: bool) -> None:
+        status = None if gently else await self._process.status(STATUS_S)
         said = await self._process.end(gently)
         await self._connected.close()
         await self._api.close()
-        text = f"{cause}: {said}" if said and cause != "closed" else cause
+        text = cause
+        if cause != "closed":
+            ended = "" if status is None else f" (vLLM ended with status {status})"
+            text = f"{cause}{ended}: {said}" if said else f"{cause}{ended}"
         self._lost.set_result(text)
         if cause != "closed":
             log.warning("engine lost pid=%d cause=%s", self.pid, text)

@@ -1,6 +1,6 @@
 """What a node and the connectors inside its vLLM server say to each other, over one unix socket for each worker.
 
-The node passes its pool's descriptor with the first byte, then a PoolInfo. A worker answers Attached or Unservable. A
+The node passes its pool's descriptor with the first byte, then a PoolInfo. A worker answers Attached or Refusal. A
 job is made known to every worker before vLLM hears of it, so that a request names nothing but its job: pages come from
 the node alone, and a worker that does not know a job touches no memory for it.
 """
@@ -60,7 +60,7 @@ class Attached(msgspec.Struct, frozen=True, tag=True):
     block_tokens: tuple[int, ...]
 
 
-class Unservable(msgspec.Struct, frozen=True, tag=True):
+class Refusal(msgspec.Struct, frozen=True, tag=True):
     """A worker cannot exchange this server's KV, and ends."""
 
     reason: str
@@ -102,18 +102,7 @@ class Dismissed(msgspec.Struct, frozen=True, tag=True):
 
 ToWorker = PoolInfo | Enlist | StoreCommand | Dismiss
 FromWorker = (
-    Attached
-    | Unservable
-    | Enlisted
-    | Exported
-    | Computed
-    | Loaded
-    | Broken
-    | Offered
-    | Stored
-    | Ended
-    | Dismissed
-    | Pulse
+    Attached | Refusal | Enlisted | Exported | Computed | Loaded | Broken | Offered | Stored | Ended | Dismissed | Pulse
 )
 
 to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)

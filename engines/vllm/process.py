@@ -54,9 +54,12 @@ class VllmProcess:
         """The API server's process id; the others are in its session."""
         return self._child.pid
 
-    async def wait(self) -> int:
-        """Return the API server's exit status when it ends."""
-        return await self._child.wait()
+    async def status(self, within_s: float | None) -> int | None:
+        """The API server's exit status, awaited; None where it still runs then."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._child.wait()
+        return self._child.returncode
 
     async def end(self, gently: bool) -> str:
         """End all processes, remove what they left in shared memory and the directory; what was said last. Idempotent.

@@ -12,7 +12,7 @@ import msgspec
 
 from engines.channel import ChannelError, frame, read_message
 from engines.protocol import EngineLost
-from engines.vllm.messages import GREETING, Attached, FromWorker, PoolInfo, Unservable, from_worker
+from engines.vllm.messages import GREETING, Attached, FromWorker, PoolInfo, Refusal, from_worker
 from kvcache.hostpool import HostPool
 
 Received = Callable[[int, FromWorker, int], None]
@@ -92,7 +92,7 @@ class Workers:
         try:
             while (received := await read_message(reader, from_worker)) is not None:
                 message, size = received
-                if isinstance(message, Unservable):
+                if isinstance(message, Refusal):
                     self._refusal = message.reason
                     self._complete.set()
                 elif isinstance(message, Attached):
