@@ -130,13 +130,19 @@ class Fetch:
         began = self._announced_at - 2 * way_s if early else self._granted_at
         codec = self._incoming.codec
         assert codec is not None
-        return Fetched(
-            self._pages,
-            TransferDone(
-                self.transfer, plan.nbytes, self._incoming.wire_bytes, codec.name, now - began, exposed, digest
-            ),
-            codec,
+        done = TransferDone(
+            self.transfer,
+            plan.nbytes,
+            self._incoming.wire_bytes,
+            codec.name,
+            now - began,
+            exposed,
+            digest,
+            transport=manifest.transport,
+            sending_s=manifest.sending_s,
+            failed_transports=manifest.failed,
         )
+        return Fetched(self._pages, done, codec)
 
     @property
     def committed_pieces(self) -> int:

@@ -125,12 +125,18 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
     ``computed_after_s`` is the time from the Grant's arrival to the end of the last chunk's computation; it is negative
     where that came first. Where this frame leaves before the Grant comes (``granted`` False), it is the time from the
     Announce's leaving. This frame itself may wait behind the data for long: nothing follows from when it arrives.
+
+    ``transport`` is what carried the pieces at last, and ``failed`` what was tried before; for ``sending_s`` seconds of
+    the computation, pieces were on their way at the same time.
     """
 
     transfer: bytes
     digests: bytes
     computed_after_s: float
     granted: bool = True
+    transport: str = "tcp"
+    sending_s: float = 0.0
+    failed: tuple[str, ...] = ()
 
 
 class Ack(msgspec.Struct, frozen=True, array_like=True):

@@ -27,6 +27,7 @@ from kvcache.transport import Connection, Expected, Peer, PeerLost, PeerRefused,
 from kvcache.wire import Abort, Ack, Grant, Manifest, Open
 from prefill_service.context import ServiceContext
 from prefill_service.sender import PieceSender
+from prefill_service.ways import Ways
 
 ABORT_DETAIL_CHARS = 200
 
@@ -57,6 +58,7 @@ class Transmission(ABC):
         self._announced_at = 0.0
         self._early_bytes = 0
         self._early: tuple[Connection, ...] = ()
+        self._ways = Ways(context.endpoint, order.transports)
         self._granted_at: float | None = None
         self._span = context.tracer.join("prefill", order.traceparent if isinstance(order, PrefillJob) else "")
         self._sending: Span = NO_SPAN
@@ -174,6 +176,9 @@ class Transmission(ABC):
         assert self._outgoing is not None
         assert self._sender is not None
         peer.send(self._outgoing.announce(self._codec.name))
+        if self._ways.lost(connection):
+            self._sender.go_over(None)
+            self._helpers.append(asyncio.create_task(self._take_a_way(peer, self._sender)))
         self._sender.broken(connection)
         self._manifest_told = False
         self._tell_manifest(peer)
@@ -198,6 +203,7 @@ class Transmission(ABC):
         await self._claimed.wait()
         assert self.peer is not None
         assert self._sender is not None
+        await self._take_a_way(self.peer, self._sender)
         self._announce(self.peer)
         try:
             await self._sender.run(self.peer, self._all_sent)
@@ -224,6 +230,10 @@ class Transmission(ABC):
         )
         return self._sender
 
+    async def _take_a_way(self, peer: Peer, sender: PieceSender) -> None:
+        """Find what carries the pieces from now on: the first of the ordered transports that works."""
+        sender.go_over(await self._ways.next(peer))
+
     @property
     def _quality(self) -> Quality:
         """Whoever may have the bytes that are sent may have what they are made from."""
@@ -233,8 +243,12 @@ class Transmission(ABC):
         """Every piece has gone at least once: close the account. The other side waits for what is still under way."""
         assert self.peer is not None
         assert self._outgoing is not None
+        assert self._sender is not None
         granted = self._granted_at is not None
-        self._manifest = self._outgoing.manifest(self._computed_after_s(), granted)
+        ways, sending_s = self._ways, self._sender.sending_s
+        self._manifest = self._outgoing.manifest(
+            self._computed_after_s(), granted, ways.transport, sending_s, ways.failed
+        )
         self._tell_manifest(self.peer)
 
     def _announce(self, peer: Peer) -> None:
@@ -246,7 +260,7 @@ class Transmission(ABC):
             self._sending = self._span.child("transfer")
         self._announced, self._announced_at = True, asyncio.get_running_loop().time()
         if self._early_bytes and peer.connections:
-            self._early = peer.connections
+            self._early = self._ways.lanes or peer.connections
             peer.send_over(frame, self._early)
             self._sender.early(self._early, self._early_bytes)
         else:
@@ -260,7 +274,8 @@ class Transmission(ABC):
             return
         self._outgoing.check_grant(grant)
         self._granted_at = asyncio.get_running_loop().time()
-        peer.unpin(self.ticket.transfer)
+        if not self._ways.lanes:
+            peer.unpin(self.ticket.transfer)
         self._sender.granted(grant.missed)
         self._tell_manifest(peer)
 

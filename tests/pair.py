@@ -37,6 +37,7 @@ from kvcache.quality import Quality
 from kvcache.room import PageRoom
 from kvcache.ticket import Ticket, sign_ticket
 from kvcache.transport import KvEndpoint, LocalIdentity, TransportLimits
+from kvcache.transport.hostlane import HostCarrier
 from kvcache.wire import Role
 from node.router import FrameRouter
 from prefill_service.context import ServiceContext, ServiceLimits
@@ -85,7 +86,14 @@ class Side:
     """One node's two services, its endpoint, its pool and all it told the gateway."""
 
     def __init__(
-        self, name: str, role: Role, pages: int, tokenizer: Tokenizer, transport: TransportLimits, **limits: float
+        self,
+        name: str,
+        role: Role,
+        pages: int,
+        tokenizer: Tokenizer,
+        transport: TransportLimits,
+        lanes: bool = False,
+        **limits: float,
     ) -> None:
         self.name = name
         self.incarnation = f"{name}-1"
@@ -124,7 +132,10 @@ class Side:
         )
         identity = LocalIdentity(name, self.incarnation, self.key, FINGERPRINT, lambda: role)
         self.handler = FrameRouter(self.serving, self.asking)
-        self.endpoint = KvEndpoint(identity, self.handler, limits=transport)
+        self.endpoint = KvEndpoint(
+            identity, self.handler, limits=transport, carriers=[HostCarrier(self.public_key)] if lanes else ()
+        )
+        self.transports = self.endpoint.open_lanes()
 
     @property
     def address(self) -> KvAddress | None:
@@ -205,6 +216,7 @@ class Pair:
         stops: tuple[str, ...] = (),
         max_tokens: int = 16,
         priority: int = 0,
+        transports: tuple[str, ...] = (),
         ticket_key: Ed25519PrivateKey | None = None,
         include_stop: bool = False,
         ids: Sequence[int] | None = None,
@@ -242,7 +254,7 @@ class Pair:
         source = KvSource(signed, prefill.name, prefill.incarnation, prefill.public_key, prefill.address, quality)
         sampling = Sampling(max_tokens, temperature=0.0, stop=stops, include_stop=include_stop, seed=seed)
         generate = GenerateJob(f"r{self._count}.1", ids, sampling, source, now + seconds, answers=answers)
-        return Job(ticket, PrefillJob(signed, ids, codec, priority, dial), generate)
+        return Job(ticket, PrefillJob(signed, ids, codec, priority, dial, transports=transports), generate)
 
     def start(self, job: Job) -> None:
         """Give both legs to their nodes."""
@@ -271,13 +283,14 @@ async def pair(
     decode_pages: int = 64,
     dial: str = "in",
     transport: TransportLimits | None = None,
+    lanes: tuple[bool, bool] = (False, False),
     **limits: float,
 ) -> AsyncIterator[Pair]:
-    """Two nodes on the loopback; at the end nothing of them may be left, not even a task."""
+    """Two nodes on the loopback, with ``lanes`` beside TCP or not; nothing of them may be left, not even a task."""
     before = asyncio.all_tasks()
     transport = transport or TransportLimits()
-    prefill = Side("east", Role.PREFILL, prefill_pages, tokenizer, transport, **limits)
-    decode = Side("west", Role.DECODE, decode_pages, tokenizer, transport, **limits)
+    prefill = Side("east", Role.PREFILL, prefill_pages, tokenizer, transport, lanes[0], **limits)
+    decode = Side("west", Role.DECODE, decode_pages, tokenizer, transport, lanes[1], **limits)
     listening = prefill if dial == "in" else decode
     listening.port = await listening.endpoint.listen("127.0.0.1", 0)
     both = Pair(prefill, decode)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from kvcache.framing import FrameParser
 from kvcache.session import MAX_DETAIL_CHARS, Liveness
-from kvcache.transport.channel import Channel
+from kvcache.transport.channel import TCP, Channel
 from kvcache.transport.interface import TransferFrame, TransportLimits
 from kvcache.transport.link import LinkFigures
 from kvcache.transport.probe import PROBE_TOKENS
@@ -54,7 +54,7 @@ class ConnectionUser(Protocol):
     def on_data(self, connection: Connection, data: Data) -> None:
         """A payload lies in its target."""
 
-    def received(self, nbytes: int, now: float) -> None:
+    def received(self, connection: Connection, nbytes: int, now: float) -> None:
         """That many bytes have come."""
 
     def on_probed(self, token: int, now: float) -> None:
@@ -89,8 +89,9 @@ class Connection:
         self.version = version
         self.blocked = False
         """Whether it waits for room in the kernel's buffer."""
+        self.transport = channel.transport
+        """What it goes by."""
         self._channel = channel
-        self._fd = channel.sock.fileno()
         self._parser = parser
         self._limits = limits
         self._loop = asyncio.get_running_loop()
@@ -101,7 +102,7 @@ class Connection:
         self._shape = Shape(channel.sock, limits.socket_buffer, limits.unsent_in_kernel)
         self._liveness = Liveness(self._loop.time(), limits.ping_every_s, limits.lost_after_s)
         parser.target = self._target
-        self._loop.add_reader(self._fd, self._read)
+        self._channel.watch_readable(self._read)
         self._loop.call_soon(self._read)
         self._timer = self._loop.call_later(self._liveness.tick_s, self._tick)
 
@@ -109,6 +110,11 @@ class Connection:
     def alive(self) -> bool:
         """Whether it still stands."""
         return self._alive
+
+    @property
+    def is_lane(self) -> bool:
+        """Whether it carries only what is submitted for it; all else goes by TCP."""
+        return self.transport != TCP
 
     @property
     def receiving(self) -> Data | None:
@@ -153,9 +159,9 @@ class Connection:
 
     def _set_blocked(self, blocked: bool) -> None:
         if blocked and not self.blocked:
-            self._loop.add_writer(self._fd, self._writable)
+            self._channel.watch_writable(self._writable)
         elif self.blocked and not blocked:
-            self._loop.remove_writer(self._fd)
+            self._channel.watch_writable(None)
         if blocked != self.blocked:
             self.blocked = blocked
             self.user.on_blocked()
@@ -164,7 +170,8 @@ class Connection:
         """It is idle: let the kernel find out anew how fast the path is. Returns what it may send before it hears."""
         self.figures.sample()
         initial = INITIAL_SEGMENTS * self.figures.segment_bytes
-        return max(initial, self.figures.window_bytes) if forget_path(self._channel.sock) else initial
+        sock = self._channel.sock
+        return max(initial, self.figures.window_bytes) if sock is not None and forget_path(sock) else initial
 
     @property
     def pace(self) -> float:
@@ -185,13 +192,13 @@ class Connection:
         """Stop reading, after the frame at hand; harmless when repeated."""
         if not self._paused and self._alive:
             self._paused = True
-            self._loop.remove_reader(self._fd)
+            self._channel.watch_readable(None)
 
     def resume(self) -> None:
         """Read again; harmless when not paused."""
         if self._paused and self._alive:
             self._paused = False
-            self._loop.add_reader(self._fd, self._read)
+            self._channel.watch_readable(self._read)
             self._loop.call_soon(self._read)
 
     def drop_payload(self) -> None:
@@ -230,7 +237,7 @@ class Connection:
             now = self._loop.time()
             self._liveness.heard(now)
             self.figures.received_bytes += turn
-            self.user.received(turn, now)
+            self.user.received(self, turn, now)
 
     def _deliver_frames(self) -> bool:
         """Hand over all whole frames; False where reading must stop."""
@@ -289,8 +296,8 @@ class Connection:
             return
         self._alive = False
         self._timer.cancel()
-        self._loop.remove_reader(self._fd)
-        self._loop.remove_writer(self._fd)
+        self._channel.watch_readable(None)
+        self._channel.watch_writable(None)
         self._channel.close()
         unfinished = self._parser.receiving
         self._parser.discard_payload()

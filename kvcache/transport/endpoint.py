@@ -10,7 +10,7 @@ import random
 import socket
 import ssl
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 
 from kvcache.control import KvAddress, LinkReport
@@ -20,6 +20,7 @@ from kvcache.transport.dialler import Backoff, connect
 from kvcache.transport.greeting import greet
 from kvcache.transport.interface import FrameHandler, LocalIdentity, PeerUnreachable, TransportLimits
 from kvcache.transport.keeper import PeerKeeper, RateKeeper
+from kvcache.transport.lanes import Carrier, Lanes
 from kvcache.transport.peer import Peer
 from kvcache.transport.shaping import tune
 from kvcache.wire import WireError
@@ -38,6 +39,7 @@ class KvEndpoint:
 
     ``dial_ssl`` is the context for outgoing connections; without one only the loopback is dialled. With
     ``trusted_network`` KV goes unencrypted to any address: for benchmarks where nobody else can read or write.
+    ``carriers`` are what else than TCP can carry data.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class KvEndpoint:
         dial_ssl: ssl.SSLContext | None = None,
         limits: TransportLimits | None = None,
         trusted_network: bool = False,
+        carriers: Sequence[Carrier] = (),
     ) -> None:
         self._identity = identity
         self._handler = handler
@@ -65,6 +68,7 @@ class KvEndpoint:
         self._keeper = PeerKeeper(self._limits, self._connect, self._spawn, self._jitter)
         self._rates = RateKeeper(lambda: self._peers.values(), self._limits.ping_every_s / 4)
         self._pacing: asyncio.Task[None] | None = None
+        self._lanes = Lanes(identity, self._limits, carriers, self._peers.get, self._spawn)
         self._closed = False
 
     async def listen(self, host: str, port: int, ssl: ssl.SSLContext | None = None) -> int:
@@ -125,6 +129,14 @@ class KvEndpoint:
         finally:
             self._forget_waiter(wanted, waiter)
 
+    def open_lanes(self) -> tuple[str, ...]:
+        """Let peers dial lanes, too; the transports that this node has from now on, TCP among them."""
+        return self._lanes.open()
+
+    async def lanes(self, peer: Peer, transport: str) -> tuple[Connection, ...]:
+        """What else than TCP leads to a peer, made where it is not there yet. Raises LaneFailed."""
+        return await self._lanes.to(peer, transport)
+
     def pace(self, bytes_per_s: float) -> None:
         """Send at this rate at most, all peers together; 0 lifts the limit."""
         self._rates.set_rate(bytes_per_s)
@@ -144,6 +156,7 @@ class KvEndpoint:
         Returns after ``on_lost`` was called for each of them.
         """
         self._closed = True
+        await self._lanes.close()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

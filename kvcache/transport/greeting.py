@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from kvcache.framing import FrameParser
 from kvcache.session import PeerIdentity, PeerRefused, Session
-from kvcache.transport.channel import Channel, TlsChannel
+from kvcache.transport.channel import Channel, SocketChannel, TlsChannel
 from kvcache.wire import OLDEST_WIRE_VERSION, WireError, encode_frame
 
 logger = logging.getLogger(__name__)
@@ -27,19 +27,28 @@ async def greet(
     session: Session,
     check: Callable[[PeerIdentity], None],
 ) -> tuple[Channel, FrameParser]:
-    """Carry ``session`` to its end over a connected socket; the descriptor moves out of ``sock``.
+    """``introduce`` over a connected socket; the descriptor moves out of ``sock``."""
+    sock = socket.socket(fileno=sock.detach())
+    sock.setblocking(False)
+    channel = SocketChannel(sock)
+    if context is not None:
+        try:
+            channel = await TlsChannel.over(sock, context, not session.dialled, dialled_host)
+        except BaseException:
+            channel.close()
+            raise
+    return channel, await introduce(channel, session, check)
+
+
+async def introduce(channel: Channel, session: Session, check: Callable[[PeerIdentity], None]) -> FrameParser:
+    """Carry ``session`` to its end over an open channel.
 
     ``check(peer)`` may refuse a peer that has proved itself, before it learns that it has. The parser may hold
     the first bytes of what follows. Raises PeerRefused or WireError, which the peer was told, or OSError; the
-    connection is closed then.
+    channel is closed then.
     """
-    sock = socket.socket(fileno=sock.detach())
-    sock.setblocking(False)
-    channel = Channel(sock)
     parser = FrameParser()
     try:
-        if context is not None:
-            channel = await TlsChannel.over(sock, context, not session.dialled, dialled_host)
         try:
             await _converse(channel, parser, session, check)
         except (PeerRefused, WireError) as error:
@@ -48,7 +57,7 @@ async def greet(
     except BaseException:
         channel.close()
         raise
-    return channel, parser
+    return parser
 
 
 async def _converse(
@@ -78,7 +87,7 @@ async def _say_refused(channel: Channel, error: PeerRefused | WireError) -> None
         return
     try:
         await channel.send_all(encode_frame(error.abort(), OLDEST_WIRE_VERSION))
-        channel.sock.shutdown(socket.SHUT_WR)
+        channel.finish()
         scratch = memoryview(bytearray(_LINGER_BYTES))
         async with asyncio.timeout(_LINGER_S):
             for _ in range(_LINGER_READS):

@@ -55,6 +55,9 @@ class TransportLimits:
     """How many the node that dials keeps to each peer."""
     max_connections: int = 16
     """How many are accepted from one peer."""
+    max_lanes: int = 8
+    """How many of one peer, of all transports and both sides' making."""
+    max_lane_greetings: int = 16
     connect_s: float = 4.0
     """One attempt to reach one address."""
     handshake_s: float = 5.0

@@ -104,7 +104,7 @@ class RateMeter:
 class LinkFigures:
     """Counts of one connection, and what the kernel said last of its socket."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket | None) -> None:
         self.received_bytes = 0
         self.sent_bytes = 0
         self.ping_rtt_s = 0.0
@@ -172,8 +172,9 @@ class LinkFigures:
         return newly
 
     def sample(self) -> None:
-        """Ask the kernel. A closed socket leaves what it said last."""
-        self._info = tcp_info(self._sock) or self._info
+        """Ask the kernel. A closed socket leaves what it said last; where there is none, nothing is ever said."""
+        if self._sock is not None:
+            self._info = tcp_info(self._sock) or self._info
         if self._info is not None and self._info.delivery_bytes_per_s:
             self.delivery_bytes_per_s = self._info.delivery_bytes_per_s
 

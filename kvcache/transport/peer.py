@@ -52,6 +52,7 @@ class Peer:
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._connections: list[Connection] = []
+        self._lanes: list[Connection] = []
         self._turn = 0
         self._sent_before = 0
         self._unyielded = 0
@@ -68,8 +69,17 @@ class Peer:
 
     @property
     def connections(self) -> tuple[Connection, ...]:
-        """Those that stand."""
+        """Those that stand, lanes left out."""
         return tuple(self._connections)
+
+    def lanes(self, transport: str) -> tuple[Connection, ...]:
+        """Those that go by another transport than TCP: they carry only what is submitted for them."""
+        return tuple(lane for lane in self._lanes if lane.transport == transport)
+
+    @property
+    def lane_count(self) -> int:
+        """Lanes that stand, of all transports."""
+        return len(self._lanes)
 
     @property
     def way_s(self) -> float:
@@ -102,12 +112,12 @@ class Peer:
         """Take one more connection into use."""
         assert self._cause is None
         connection.user = self
-        if self._grace is not None:
+        if self._grace is not None and not connection.is_lane:
             self._grace.cancel()
             self._grace = None
         if self._paused:
             connection.pause()
-        self._connections.append(connection)
+        (self._lanes if connection.is_lane else self._connections).append(connection)
         self.on_blocked()
         self._flush()
 
@@ -192,7 +202,7 @@ class Peer:
     def drop(self, item: Outgoing) -> None:
         """Nobody wants this frame any more: afterwards its memory is not referred to. Harmless when it has gone."""
         if item.carrier is None and not self.queue.remove(item):
-            for connection in self._connections:
+            for connection in self._all:
                 connection.drop(item)
 
     def unpin(self, transfer: bytes) -> None:
@@ -207,7 +217,7 @@ class Peer:
     def _flush(self) -> None:
         """Spread what waits over the connections that have room, a batch each in turn."""
         while self.queue:
-            free = [c for c in self._connections if not c.blocked and self.queue.has_for(c)]
+            free = [c for c in self._all if not c.blocked and self.queue.has_for(c)]
             if not free:
                 return
             self._turn += 1
@@ -246,20 +256,20 @@ class Peer:
         The peer is not taken for lost meanwhile, nor is a silent loss noticed: resume soon.
         """
         self._paused = True
-        for connection in self._connections:
+        for connection in self._all:
             connection.pause()
 
     def resume(self) -> None:
         """Read again; harmless when not paused."""
         self._paused = False
-        for connection in self.connections:
+        for connection in self._all:
             connection.resume()
 
     def drop_payload(self, transfer: bytes, seq: int | None = None) -> None:
         """Take back the memory that ``payload_target`` named for this transfer, or for this piece of it: nothing is
         written there any more.
         """
-        for connection in self._connections:
+        for connection in self._all:
             receiving = connection.receiving
             if receiving is not None and receiving.transfer == transfer and seq in (None, receiving.seq):
                 connection.drop_payload()
@@ -290,14 +300,18 @@ class Peer:
         except TransferViolation as violation:
             self._violated(data.transfer, violation)
 
-    def received(self, nbytes: int, now: float) -> None:
-        """Count bytes that came over any connection."""
-        self._figures.meter.add(nbytes, now)
+    def received(self, connection: Connection, nbytes: int, now: float) -> None:
+        """Count bytes that came over the network: they tell how fast it is."""
+        if not connection.is_lane:
+            self._figures.meter.add(nbytes, now)
 
     def on_connection_lost(self, connection: Connection, broken: Broken) -> None:
         """Put back what was not sent, and let the handler send again what may not have arrived."""
-        self._figures.retire(connection.figures)
-        self._connections.remove(connection)
+        if connection.is_lane:
+            self._lanes.remove(connection)
+        else:
+            self._figures.retire(connection.figures)
+            self._connections.remove(connection)
         self._measure.give_up()
         self.on_blocked()
         self.queue.put_back(broken.unsent)
@@ -305,9 +319,13 @@ class Peer:
         if self._cause is not None:
             return
         logger.info(
-            "event=kv_connection_lost peer=%s left=%d cause=%s", self._name, len(self._connections), broken.cause
+            "event=kv_connection_lost peer=%s transport=%s left=%d cause=%s",
+            self._name,
+            connection.transport,
+            len(self._connections),
+            broken.cause,
         )
-        if not self._connections:
+        if not self._connections and self._grace is None:
             grace = self._limits.resume_s - (self._limits.lost_after_s if broken.silent else 0.0)
             self._grace = self._loop.call_later(max(0.0, grace), self.end, broken.cause)
         self._loop.call_soon(self._broken, connection, broken.unfinished)
@@ -342,7 +360,7 @@ class Peer:
         if self._grace is not None:
             self._grace.cancel()
         self._measure.give_up()
-        for connection in self.connections:
+        for connection in self._all:
             connection.end(cause)
         for item in self.queue.clear():
             if item.waiter is not None and not item.waiter.done():
@@ -350,6 +368,10 @@ class Peer:
         logger.info("event=kv_peer_lost peer=%s incarnation=%s cause=%s", self._name, self.identity.incarnation, cause)
         self._on_end(self)
         self._loop.call_soon(self._handler.on_lost, self, cause)
+
+    @property
+    def _all(self) -> list[Connection]:
+        return [*self._lanes, *self._connections]
 
     def _loss(self, cause: str) -> PeerLost:
         return PeerLost(f"{self._name}: {cause}")

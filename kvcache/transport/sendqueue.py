@@ -95,23 +95,29 @@ class SendQueue:
 
     def has_for(self, connection: Connection) -> bool:
         """Whether a frame waits that may go over this connection."""
-        if self._control or self._probe:
+        if (self._control or self._probe) and not connection.is_lane:
             return True
         return any(self._may_go(queue[0], connection) for queue in self._waiting.values())
 
     @staticmethod
     def _may_go(item: Outgoing, connection: Connection | None) -> bool:
-        return item.only is None or connection in item.only
+        if item.only is None:
+            return connection is None or not connection.is_lane
+        return connection in item.only
 
     def take(self, connection: Connection | None = None) -> Outgoing | None:
-        """The frame that goes next over ``connection``; it is no longer in the queue."""
-        if self._control:
+        """The frame that goes next over ``connection``; it is no longer in the queue.
+
+        A lane carries what may go over it ``only``, and nothing else.
+        """
+        lane = connection is not None and connection.is_lane
+        if self._control and not lane:
             item = self._control.popleft()
             self.control_bytes -= item.nbytes
             return item
         ready = [transfer for transfer, queue in self._waiting.items() if self._may_go(queue[0], connection)]
         if not ready:
-            return self._probe.popleft() if self._probe else None
+            return self._probe.popleft() if self._probe and not lane else None
         transfer = self._order.first(ready)
         queue = self._waiting[transfer]
         item = queue.popleft()

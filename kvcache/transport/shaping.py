@@ -51,7 +51,8 @@ def forget_path(sock: socket.socket) -> bool:
 class Shape:
     """The pace and the buffers of one socket, set anew only where they change by more than 2 %."""
 
-    def __init__(self, sock: socket.socket, socket_buffer: int, unsent_in_kernel: int) -> None:
+    def __init__(self, sock: socket.socket | None, socket_buffer: int, unsent_in_kernel: int) -> None:
+        """Nothing is set where there is no network socket."""
         self.pace = 0.0
         """Bytes per second that the kernel sends at most; 0 where it is not limited, or the platform cannot."""
         self._sock = sock
@@ -62,7 +63,7 @@ class Shape:
         """Let the kernel send at this rate at most; 0 lifts the limit. Raises OSError on a closed socket."""
         if abs(bytes_per_s - self.pace) <= _FRESH * self.pace and bool(bytes_per_s) == bool(self.pace):
             return
-        if sys.platform != "linux":
+        if sys.platform != "linux" or self._sock is None:
             return
         rate = max(1, int(bytes_per_s)) if bytes_per_s else _UNLIMITED
         self._sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("=Q", rate))
@@ -75,6 +76,8 @@ class Shape:
         last frames of a transfer would otherwise lie with one slow connection while the others have nothing to do.
         Raises OSError on a closed socket.
         """
+        if self._sock is None:
+            return
         if bytes_per_s:
             unsent = int(bytes_per_s * max(_UNSENT_S, _UNSENT_RTTS * rtt_s))
             unsent = min(self._most_unsent, max(_LEAST_UNSENT, unsent))

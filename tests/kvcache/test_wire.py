@@ -61,8 +61,9 @@ GOLDEN: list[tuple[Frame, str]] = [
         "0505c410aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
     ),
     (
-        Manifest(T, b"\x07" * 2, 0.5, False),
-        "000000210107000094c410000102030405060708090a0b0c0d0e0fc4020707cb3fe0000000000000c2",
+        Manifest(T, b"\x07" * 2, 0.5, False, "tcp", 0.25, ("shm",)),
+        "000000330107000097c410000102030405060708090a0b0c0d0e0fc4020707cb3fe0000000000000c2"
+        "a3746370cb3fd000000000000091a373686d",
     ),
     (Ack(T, 300, True), "000000170108000093c410000102030405060708090a0b0c0d0e0fcd012cc3"),
     (Abort(T, "why", "x"), "000000190109000093c410000102030405060708090a0b0c0d0e0fa3776879a178"),
@@ -124,6 +125,11 @@ def test_every_frame_has_its_golden_bytes_and_reads_back_from_them(frame: Frame,
     assert encode_frame(frame) == golden_bytes
     parser = FrameParser() if isinstance(frame, Hello | Proof) else established(Sink())
     assert feed(parser, golden_bytes + (b"pppp!" if isinstance(frame, Data) else b"")) == [frame]
+
+
+def test_a_manifest_that_does_not_say_what_carried_it_came_by_tcp() -> None:
+    old = bytes.fromhex("000000210107000094c410000102030405060708090a0b0c0d0e0fc4020707cb3fe0000000000000c2")
+    assert feed(established(Sink()), old) == [Manifest(T, b"\x07" * 2, 0.5, False, "tcp", 0.0, ())]
 
 
 def test_the_golden_list_holds_every_kind() -> None:

@@ -43,7 +43,7 @@ from tests.models import tiny_model
 ROOT = Path(__file__).parents[2]
 KEYS = {
     *("source", "bytes_raw", "bytes_wire", "seconds", "goodput_gbps", "codec", "connections", "verified"),
-    *("tls", "rtt_s", "granted_s", "cpu_s", "all_seconds"),
+    *("transport", "tls", "rtt_s", "granted_s", "cpu_s", "all_seconds"),
 }
 KV = tuple(TensorSpec(name, DType.BFLOAT16, (2, 32)) for name in ("k", "v"))
 LAYOUT = KVLayout(
@@ -236,8 +236,8 @@ def bench_process(*arguments: str, **options: object) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", code, "kv", *arguments], cwd=ROOT, text=True, **options)
 
 
-@pytest.mark.parametrize("tls", [False, True])
-def test_the_commands_print_their_figures_as_json(tmp_path: Path, tls: bool) -> None:
+@pytest.mark.parametrize(("tls", "transport"), [(False, "tcp"), (True, "shm")])
+def test_the_commands_print_their_figures_as_json(tmp_path: Path, tls: bool, transport: str) -> None:
     path, flags = tmp_path / "bench.json", ["--tls"] if tls else []
     serve = ("serve", "--port", "0", "--bytes", "2000000", "--credentials", str(path))
     server = bench_process(*serve, *flags, stderr=subprocess.PIPE)
@@ -245,6 +245,7 @@ def test_the_commands_print_their_figures_as_json(tmp_path: Path, tls: bool) -> 
         line = server.stderr.readline()
         port = line.rsplit(":", 1)[1].strip()
         fetch = ("fetch", "--port", port, "--codec", "lossless", "--credentials", str(path), "--repeats", "2", "--json")
+        fetch += ("--transport", transport)
         done = bench_process(*fetch, *flags, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         out, err = done.communicate(timeout=60)
         assert done.returncode == 0, err
@@ -252,6 +253,7 @@ def test_the_commands_print_their_figures_as_json(tmp_path: Path, tls: bool) -> 
         assert figures.keys() == KEYS
         assert figures["verified"] is True
         assert figures["tls"] is tls
+        assert figures["transport"] == transport
         assert figures["source"] == "synthetic"
         assert figures["bytes_wire"] < figures["bytes_raw"] <= 2_000_000
         assert figures["goodput_gbps"] == pytest.approx(figures["bytes_raw"] * 8e-9 / figures["seconds"], rel=1e-2)

@@ -72,6 +72,13 @@ def serve(
 @_LAB
 @click.option("--credentials", type=click.Path(dir_okay=False, path_type=Path), required=True)
 @click.option("--connections", type=click.IntRange(1, 16), default=4, show_default=True)
+@click.option(
+    "--transport",
+    type=click.Choice(["tcp", "shm"]),
+    default="tcp",
+    show_default=True,
+    help="shm: both processes of one user on one host.",
+)
 @click.option("--repeats", type=click.IntRange(1, 1000), default=3, show_default=True, help="After one to warm up.")
 @click.option("--timeout", "within_s", type=click.FloatRange(0.1, 3600), default=300, show_default=True, help="Of one.")
 @click.option("--json", "as_json", is_flag=True)
@@ -83,6 +90,7 @@ def fetch(
     lab: bool,
     credentials: Path,
     connections: int,
+    transport: str,
     repeats: int,
     within_s: float,
     as_json: bool,
@@ -96,7 +104,7 @@ def fetch(
     from node.bench.kv import run
 
     network = run.Network(host, port, tls, lab)
-    figures = _finish(run.fetch(network, codec, credentials, connections, repeats, within_s, _say))
+    figures = _finish(run.fetch(network, codec, credentials, connections, repeats, within_s, transport, _say))
     click.echo(json.dumps(figures) if as_json else "\n".join(f"{key}: {value}" for key, value in figures.items()))
     if not figures["verified"]:
         raise click.ClickException("what arrived is not what was offered")

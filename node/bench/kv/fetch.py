@@ -24,7 +24,7 @@ from kvcache.control import (
 )
 from kvcache.quality import Quality
 from kvcache.ticket import Ticket, sign_ticket
-from kvcache.transport import Expected, PeerUnreachable, TransportLimits
+from kvcache.transport import TCP, Expected, PeerUnreachable, TransportLimits
 from kvcache.wire import Role
 from node.bench.kv.credentials import Credentials
 from node.bench.kv.party import Party
@@ -64,12 +64,14 @@ class KvFetcher:
         context: ssl.SSLContext | None,
         *,
         trusted_network: bool,
+        transport: str = TCP,
     ) -> None:
         chosen = codecs.set_by_name(codec)
         chosen.check(credentials.subject.layout)
         self._exact = all(codecs.by_name(name).exact for name in chosen.members)
         self._quality = next(quality for quality in Quality if chosen.members.issubset(quality.codecs))
         self._codec = codec
+        self._transport = transport
         self._offered = credentials
         self._key = Ed25519PrivateKey.from_private_bytes(credentials.key)
         self._address = address
@@ -101,11 +103,11 @@ class KvFetcher:
         return link
 
     async def fetch(self, within_s: float) -> Fetched:
-        """One transfer. Raises FetchFailed."""
+        """One transfer. Raises FetchFailed, also where something else than the transport asked for carried it."""
         offered, subject, now = self._offered, self._offered.subject, time.time()
         ticket = Ticket(
             transfer=os.urandom(16),
-            request_id=self._codec,
+            request_id=f"{self._transport} {self._codec}",
             attempt=1,
             prefill_node=offered.node_id,
             prefill_incarnation=offered.incarnation,
@@ -132,6 +134,8 @@ class KvFetcher:
             del self._ends[job]
         await self._party.asking.settled()
         report, ended, cpu_ended = self._commits.pop(ticket.transfer)
+        if report.transport != self._transport:
+            raise FetchFailed(f"{self._transport}: not had between these two processes, {report.transport} carried it")
         whole = report.raw_bytes == subject.nbytes
         verified = whole and (not self._exact or report.kv_digest == offered.kv_digest)
         return Fetched(report, ended - began, cpu_ended - cpu_began, verified)

@@ -19,6 +19,7 @@ from kvcache.hostpool import HostPool
 from kvcache.layout import KVLayout
 from kvcache.room import PageRoom
 from kvcache.transport import FrameHandler, KvEndpoint, LocalIdentity, TransportLimits
+from kvcache.transport.hostlane import HostCarrier
 from kvcache.wire import Role
 from node.bench.kv.recording import Recording
 from node.bench.kv.replay import ReplayEngine
@@ -113,8 +114,14 @@ class Party:
             self.identity.node_id, self.identity.incarnation, self.identity.key, subject.fingerprint, lambda: role
         )
         self.endpoint = KvEndpoint(
-            me, frames(self.serving, self.asking), dial_ssl, limits, trusted_network=trusted_network
+            me,
+            frames(self.serving, self.asking),
+            dial_ssl,
+            limits,
+            trusted_network=trusted_network,
+            carriers=[HostCarrier(self.identity.public_key)],
         )
+        self.endpoint.open_lanes()
 
     async def close(self) -> None:
         """End every transfer and connection, then give the memory back."""

@@ -58,7 +58,14 @@ async def serve(
 
 
 async def fetch(
-    network: Network, codec: str, credentials: Path, connections: int, repeats: int, within_s: float, say: Say
+    network: Network,
+    codec: str,
+    credentials: Path,
+    connections: int,
+    repeats: int,
+    within_s: float,
+    transport: str,
+    say: Say,
 ) -> dict[str, object]:
     """Fetch once to warm up, then ``repeats`` times; what to print.
 
@@ -69,7 +76,9 @@ async def fetch(
         raise ConfigError(f"--tls: serve was started {'without' if network.tls else 'with'} it")
     context = _dialling(known.tls) if known.tls is not None else None
     address = KvAddress(network.host, network.port)
-    fetcher = KvFetcher(known, address, codec, connections, context, trusted_network=network.trusted)
+    fetcher = KvFetcher(
+        known, address, codec, connections, context, trusted_network=network.trusted, transport=transport
+    )
     try:
         link = await fetcher.connect(CONNECT_S)
         say(f"{link.connections} connections, round trip {link.rtt_s * 1e3:.1f} ms")
@@ -90,6 +99,7 @@ async def fetch(
         "seconds": round(median.seconds, 6),
         "goodput_gbps": round(_gbps(median), 4),
         "codec": median.report.codec,
+        "transport": median.report.transport,
         "connections": connections,
         "verified": all(one.verified for one in found),
         "tls": network.tls,

@@ -1,7 +1,8 @@
 """The serving side: a prefill service that takes its orders from whoever shows a ticket of this run.
 
 In a deployment the gateway orders a prefill and signs the ticket that fetches it. Here the fetching side signs, with
-the key in the credentials, and the first Open with a ticket is its order too: ``request_id`` names the codec.
+the key in the credentials, and the first Open with a ticket is its order too: ``request_id`` names the transport and
+the codec.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ class _Orders(FrameRouter):
             except TicketError as error:
                 log.info("no order peer=%s reason=%r", peer.identity.node_id, str(error))
             else:
-                self._service.accept(PrefillJob(frame.ticket, self._token_ids, codec=ticket.request_id))
+                transport, _, codec = ticket.request_id.partition(" ")
+                self._service.accept(PrefillJob(frame.ticket, self._token_ids, codec, transports=(transport,)))
         super().on_frame(peer, frame)
 
 
