@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import msgspec
 
@@ -14,6 +15,7 @@ from gateway.affinity import Affinity
 from gateway.asgi import Receive, Scope, Send
 from gateway.breakers import BreakerGauges
 from gateway.building import AttemptBuilder
+from gateway.canary import Canary
 from gateway.config import ConfigError, GatewayConfig
 from gateway.conversions import Conversions
 from gateway.decisions import Decisions
@@ -22,6 +24,7 @@ from gateway.executors import Executors, OwnNodes
 from gateway.fleet import config as fleet_config
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.health import HealthWatch
+from gateway.health_routes import add_health_routes
 from gateway.history import History
 from gateway.hot import ENDPOINTS, Generation
 from gateway.interconnect import Interconnects
@@ -30,6 +33,7 @@ from gateway.keys import KeyBook
 from gateway.kv_index import KvIndex
 from gateway.kv_upkeep import KvUpkeep
 from gateway.leadership import SoleGateway
+from gateway.live import Change, LiveConfig
 from gateway.metrics import Metrics
 from gateway.model import ServedModel
 from gateway.observing import Observer
@@ -39,8 +43,12 @@ from gateway.registry import Registry
 from gateway.relay.figures import RelayFigures
 from gateway.relay.places import Places
 from gateway.relay.relay import Relay
+from gateway.reload_routes import add_reload_routes
+from gateway.reloading import Reloading
 from gateway.routes import build_routes
+from gateway.samples import Samples
 from gateway.services import Services
+from gateway.sessions import NodeLost
 from gateway.state import State
 from gateway.stream import ControlStreams
 from gateway.tenants import Tenants
@@ -50,6 +58,7 @@ from gateway.traffic import TrafficMeter
 from gateway.upstream.pool import Pool
 from gateway.verification import Verification
 from gateway.waiting import WaitingRoom
+from kvcache.replicas import Leaving
 from kvcache.tracing import Tracer, tracer_for
 from kvcache.wire import Role
 from scheduler.budget import FallbackBudget
@@ -64,7 +73,8 @@ class Gateway:
     """Composes everything. Owns the state and the threads; ``close`` lets them go."""
 
     def __init__(self, config: GatewayConfig, model: ServedModel, state: State) -> None:
-        self.config = config
+        self.live = LiveConfig(config)
+        self.reloading: Reloading | None = None
         self.state = state
         self._tracer = _tracer(config)
         self.keys = KeyBook(state)
@@ -84,11 +94,12 @@ class Gateway:
         self.metrics.show(self.waiting.metrics)
         self.metrics.show(BreakerGauges(self.registry.breakers))
         tenants = Tenants(state)
+        policy = RoutingPolicy(config.policy)
         services = Services(
-            config,
+            self.live,
             model,
             self.registry,
-            RoutingPolicy(config.policy),
+            policy,
             FallbackBudget(),
             RetryBudget(),
             builder,
@@ -102,7 +113,11 @@ class Gateway:
             self._tracer,
         )
         own_nodes = OwnNodes()
-        self.rebalancing = self._long_term(model, builder, own_nodes, threshold, meter)
+        samples = Samples(self.registry, builder, model)
+        self.canary = Canary(self.registry, samples, lambda: self.live.now.canary_s)
+        self.metrics.show(self.canary.outcomes)
+        self.metrics.show(self.canary.seconds)
+        self.rebalancing = self._long_term(model, samples, own_nodes, threshold, meter)
         self.metrics.show(RebalanceGauges(self.rebalancing))
         self._tokenizing = Tokenizing(model.tokenizer, model.template)
         self._access = Access(self.keys, config.join_token)
@@ -118,6 +133,46 @@ class Gateway:
         )
         add_interconnect_routes(self._routes, interconnects)
         add_admission_routes(self._routes, tenants, config.max_body_bytes)
+        add_health_routes(self._routes, self.canary)
+        add_reload_routes(self._routes, self.reload)
+        self._follow(policy, threshold)
+
+    @property
+    def config(self) -> GatewayConfig:
+        """What is in force now."""
+        return self.live.now
+
+    def reload(self) -> list[Change]:
+        """Read the configuration again. Raises ConfigError where nothing was changed."""
+        if self.reloading is None:
+            raise ConfigError("this gateway was not started by `prfaas gateway`")
+        return self.reloading()
+
+    async def follow_certificate(self) -> None:
+        """Take a certificate whose files change, until cancelled."""
+        if self.reloading is not None:
+            await self.reloading.follow_certificate()
+
+    async def leave(self) -> None:
+        """Another gateway takes new requests: tell the nodes, and give no orders beside it."""
+        for node in self.registry.nodes():
+            if node.join.siblings:
+                with contextlib.suppress(NodeLost):
+                    node.send(Leaving())
+        await self.canary.stop()
+        await self.rebalancing.stop()
+
+    def _follow(self, policy: RoutingPolicy, threshold: Threshold) -> None:
+        """Have what keeps a setting of its own follow changes of the configuration."""
+
+        def changed(new: GatewayConfig) -> None:
+            policy.values = new.policy
+            self.registry.breakers.follow(new.breaker)
+            self.waiting.follow(new.queue, new.queue_timeout_s)
+            if not new.threshold_auto:
+                threshold.tokens = new.threshold_tokens
+
+        self.live.follow(changed)
 
     def _relayed(self, admission: Admission) -> Relay | None:
         """What answers requests to external engines below ASGI; None where there are none."""
@@ -126,7 +181,7 @@ class Gateway:
         figures = RelayFigures(self.metrics)
         self.metrics.show(figures)
         return Relay(
-            self.config,
+            self.live,
             self.fleet,
             self._access,
             admission,
@@ -138,7 +193,7 @@ class Gateway:
         )
 
     def _long_term(
-        self, model: ServedModel, builder: AttemptBuilder, own: OwnNodes, threshold: Threshold, meter: TrafficMeter
+        self, model: ServedModel, samples: Samples, own: OwnNodes, threshold: Threshold, meter: TrafficMeter
     ) -> Rebalancing:
         """The loop that moves nodes between prefill and decode. Raises ConfigError for a file that cannot be read."""
         setup = rebalance_config.read(self.config.rebalance, self.config.rebalance_file)
@@ -146,7 +201,7 @@ class Gateway:
         conversions = Conversions(
             self.registry,
             Executors(own, setup.executors),
-            Verification(self.registry, builder, model),
+            Verification(self.registry, samples),
             history,
             leadership,
             setup.limits,
@@ -182,7 +237,8 @@ class Gateway:
             now = asyncio.get_running_loop().time()
             if not any(engine.accepting(now) for engine in self.fleet.engines):
                 return "no decode node accepts work"
-        return None
+            return None
+        return self.canary.missing_proof()
 
     def close(self) -> None:
         """Write what is pending and let go of threads and files. Idempotent."""
@@ -199,9 +255,11 @@ class Gateway:
             if event["type"] == "lifespan.startup":
                 self._kv_upkeep.start()
                 self.rebalancing.start()
+                self.canary.start()
                 self._health.start()
             else:
                 await self._health.stop()
+                await self.canary.stop()
                 await self.rebalancing.stop()
                 await self._kv_upkeep.stop()
             await send({"type": f"{event['type']}.complete"})

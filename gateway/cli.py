@@ -19,6 +19,7 @@ _OWN = {
     "decisions": ("gateway.commands.decisions:decisions", "List and export routing decisions, decide them again."),
     "explain": ("gateway.commands.explain:explain", "Say why a request was sent where it went."),
     "profile": ("gateway.commands.profile:profile_command", "Measure a running stack for the simulator."),
+    "reload": ("gateway.commands.reload:reload_gateway", "Have a gateway read its configuration file again."),
     "simulate": ("gateway.commands.simulate:simulate_command", "Simulate a fleet under traffic, request by request."),
     "report": ("gateway.commands.report:report", "Reports for capacity planners."),
     "plan": ("gateway.commands.plan:plan", "Work out capacities and splits; approve what a gateway proposes."),

@@ -59,6 +59,8 @@ class GatewayConfig:
 
     ``engines_file`` lists engines that were not started by prfaas.
     ``queue`` requests may wait for a node with room, each for ``queue_timeout_s``.
+    ``handover`` is the UNIX socket by which gateways of one port take over from each other.
+    ``canary_s``: so long a node may prove nothing before it is tried; 0: it never is.
     ``threshold_auto``: ``threshold_tokens`` is where it starts, and what traffic, nodes and links make of it follows.
     """
 
@@ -90,6 +92,8 @@ class GatewayConfig:
     lease_s: float = 3.5
     beat_s: float = 1.0
     drain_s: float = 30.0
+    canary_s: float = 30.0
+    handover: Path | None = None
     otlp_endpoint: str | None = None
 
     def __post_init__(self) -> None:
@@ -107,6 +111,10 @@ class GatewayConfig:
             raise ConfigError(f"--queue must lie in [0, {self.max_in_flight}], got {self.queue}")
         if not self.queue_timeout_s > 0:
             raise ConfigError(f"--queue-timeout must be positive, got {self.queue_timeout_s}")
+        if not 0 < self.drain_s <= 86400:
+            raise ConfigError(f"--drain-timeout must lie in (0, 86400] seconds, got {self.drain_s}")
+        if not 0 <= self.canary_s <= 86400:
+            raise ConfigError(f"--canary-interval must lie in [0, 86400] seconds, got {self.canary_s}")
         if self.max_body_bytes < 1:
             raise ConfigError(f"--max-body-mib must be positive, got {self.max_body_bytes} bytes")
         if self.join_token is not None and not (self.join_token.isascii() and self.join_token.isprintable()):

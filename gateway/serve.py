@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import signal
 import socket
+from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
 
 from gateway.app import Gateway
 from gateway.config import ConfigError, GatewayConfig
+from gateway.handover import Offer, Successor
 from gateway.model import load_model
 from gateway.protocol import BoundedHttp
+from gateway.reloading import Reloading
 from gateway.state import State
+from kvcache.certificate_files import CertificateFiles
 from kvcache.control import MAX_MESSAGE_BYTES
 
 log = logging.getLogger(__name__)
+
+EXPECT_NODES_S = 15.0
+"""How long requests wait for nodes after a takeover: those of the predecessor are on their way."""
+LOOK_EVERY_S = 0.2
 
 
 class GatewayServer(uvicorn.Server):
     """uvicorn, but the first signal drains: it would close the nodes' streams, and with them every answer."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, successor: Successor | None = None) -> None:
         config = gateway.config
         super().__init__(
             uvicorn.Config(
@@ -40,7 +50,9 @@ class GatewayServer(uvicorn.Server):
             )
         )
         self._gateway = gateway
-        self._draining: asyncio.Task[None] | None = None
+        self._successor = successor
+        self._offer: Offer | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal: refuse new requests, wait for those at hand, then stop. Second: stop now."""
@@ -48,10 +60,34 @@ class GatewayServer(uvicorn.Server):
             self.should_exit = self.force_exit = True
             return
         self._gateway.generation.in_flight.draining = True
-        asyncio.get_running_loop().call_soon_threadsafe(self._begin_drain)
+        loop = asyncio.get_running_loop()
+        loop.call_soon_threadsafe(lambda: self._tasks.append(loop.create_task(self._drain())))
 
-    def _begin_drain(self) -> None:
-        self._draining = asyncio.ensure_future(self._drain())
+    def _hang_up(self) -> None:
+        with contextlib.suppress(ConfigError):  # which has been logged; who sent the signal reads the log
+            self._gateway.reload()
+
+    def _taken_over(self) -> None:
+        """A successor serves: leave it all that is new, finish what is at hand."""
+        log.info("handed over requests=%d", self._gateway.generation.in_flight.count)
+        for server in self.servers:
+            server.close()
+        close = (b"connection", b"close")  # whoever is served on an open connection asks the successor next time
+        self.config.encoded_headers.append(close)
+        self.server_state.default_headers = [*self.server_state.default_headers, close]
+        self._tasks.append(asyncio.get_running_loop().create_task(self._leave()))
+
+    async def _leave(self) -> None:
+        await self._gateway.leave()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._gateway.config.drain_s):
+                while self._clients():  # noqa: ASYNC110 (uvicorn tells nobody when one closes)
+                    await asyncio.sleep(LOOK_EVERY_S)
+        await self._drain()
+
+    def _clients(self) -> bool:
+        """Whether a client's connection is open, busy or not: an idle one ends by itself when it was for a while."""
+        return any(isinstance(each, BoundedHttp) for each in self.server_state.connections)
 
     async def _drain(self) -> None:
         try:
@@ -62,12 +98,35 @@ class GatewayServer(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Bind, then say where."""
+        """Serve, then say where; a predecessor may go from then on."""
+        if self._successor is not None:
+            self._gateway.waiting.expect_nodes(EXPECT_NODES_S)
         await super().startup(sockets=sockets)
         if self.started:
+            await self._begin(self.servers[0].sockets[0])
             scheme = "http" if self._gateway.config.tls_cert is None else "https"
             port = self.servers[0].sockets[0].getsockname()[1]
             print(f"prfaas gateway: listening on {scheme}://{self._gateway.config.host}:{port}", flush=True)
+
+    async def _begin(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+        self._tasks.append(loop.create_task(self._gateway.follow_certificate()))
+        if self._successor is not None:
+            self._successor.ready()
+        path = self._gateway.config.handover
+        if path is not None:
+            self._offer = Offer(path, listener, self._taken_over)
+            self._offer.start()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End what was begun here, then what uvicorn began."""
+        if self._offer is not None:
+            await self._offer.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await super().shutdown(sockets=sockets)
 
 
 def open_gateway(config: GatewayConfig) -> Gateway:
@@ -83,19 +142,42 @@ def open_gateway(config: GatewayConfig) -> Gateway:
     return gateway
 
 
-def serve(config: GatewayConfig) -> None:
-    """Run until a signal. Raises ConfigError where the address or the TLS files cannot be used."""
+def serve(config: GatewayConfig, reread: Callable[[], GatewayConfig]) -> None:
+    """Run until a signal, or until a successor has taken over. ``reread`` gives the configuration anew.
+
+    Raises ConfigError where the address, the TLS files or the handover cannot be used.
+    """
     gateway = open_gateway(config)
     try:
-        server = GatewayServer(gateway)
-        try:
-            server.config.load()
-        except OSError as error:  # ssl.SSLError is one
-            raise ConfigError(f"--tls-cert {config.tls_cert}, --tls-key {config.tls_key}: {error}") from error
-        with _listen(config.host, config.port) as listener:
+        with contextlib.ExitStack() as held:
+            successor = None if config.handover is None else Successor.take(config.handover)
+            if successor is None:
+                listener = held.enter_context(_listen(config.host, config.port))
+            else:
+                held.callback(successor.close)
+                listener = held.enter_context(successor.listener)
+                _check_port(listener, config)
+            server = GatewayServer(gateway, successor)
+            try:
+                server.config.load()
+            except OSError as error:  # ssl.SSLError is one
+                raise ConfigError(f"--tls-cert {config.tls_cert}, --tls-key {config.tls_key}: {error}") from error
+            certificate = None
+            if config.tls_cert is not None and config.tls_key is not None and server.config.ssl is not None:
+                certificate = CertificateFiles(config.tls_cert, config.tls_key, [server.config.ssl])
+            gateway.reloading = Reloading(gateway.live, reread, certificate)
             server.run(sockets=[listener])
     finally:
         gateway.close()
+
+
+def _check_port(listener: socket.socket, config: GatewayConfig) -> None:
+    held = listener.getsockname()[1]
+    if config.port not in (0, held):
+        raise ConfigError(
+            f"--port {config.port}, but the gateway at --handover {config.handover} listens on {held}: "
+            "another port needs a restart"
+        )
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -9,6 +9,7 @@ from gateway.building import AttemptBuilder
 from gateway.config import GatewayConfig
 from gateway.decisions import Decisions
 from gateway.kv_lookup import PrefixLookup
+from gateway.live import LiveConfig
 from gateway.metrics import Metrics
 from gateway.model import ServedModel
 from gateway.registry import Registry
@@ -25,7 +26,7 @@ from scheduler.retrying import RetryBudget
 class Services:
     """Handed to each request's life by whoever composed them."""
 
-    config: GatewayConfig
+    live: LiveConfig
     model: ServedModel
     registry: Registry
     policy: RoutingPolicy
@@ -40,3 +41,8 @@ class Services:
     affinity: Affinity
     waiting: WaitingRoom
     tracer: Tracer = NO_TRACER
+
+    @property
+    def config(self) -> GatewayConfig:
+        """What is in force now."""
+        return self.live.now

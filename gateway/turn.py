@@ -13,7 +13,7 @@ from kvcache.control import Finished
 from scheduler.admission.fair_queue import Waiting, rank
 from scheduler.admission.holding import SHORT_S, held_back, waits_for_room
 from scheduler.admission.work import Yardstick
-from scheduler.decision import Decision
+from scheduler.decision import Decision, Reason
 from scheduler.facts import RequestFacts
 
 
@@ -56,8 +56,8 @@ class Turn:
         yardstick = self._yardstick = Yardstick(decision.facts)
         work_s, p = yardstick.expected_s(self._p.expected_output), self._p
         self._work_s = work_s
-        hopeless = decision.chosen is None and not waits_for_room(decision)
-        if hopeless or not (self._room.anybody_before(way.last) or _waits(decision)):
+        hopeless = decision.chosen is None and not self._waits(decision)
+        if hopeless or not (self._room.anybody_before(way.last) or self._waits(decision)):
             way.start(decision)
             self._room.passed(p.account, work_s, p.weight)
             self._charged_s = None
@@ -67,7 +67,7 @@ class Turn:
         def start() -> bool:
             nonlocal turned_away
             found = way.choose()
-            if _waits(found):
+            if self._waits(found):
                 turned_away = found
                 return False
             turned_away = None
@@ -111,6 +111,12 @@ class Turn:
         for work_s in self._on_nodes:
             self._room.back(self._p.account, work_s)
 
+    def _waits(self, decision: Decision) -> bool:
+        """Whether it is only for want of room that the request can't be sent now, or is better not."""
+        if decision.reason is Reason.NO_DECODE_NODE and self._room.expecting:
+            return True
+        return waits_for_room(decision) or held_back(decision)
+
     def _patience_s(self, entry: Waiting) -> float:
         """How long it may wait. Raises ApiError where its first token would come later than its client wants it."""
         left = self._deadline - self._loop.time()
@@ -126,11 +132,6 @@ class Turn:
     def _beyond_slo(self, slo: float, expected_s: float, what: str) -> ApiError:
         text = f"the first token is predicted later than the {slo:g} s that the request allows: {what}"
         return self._room.refused("slo_unattainable", 503, text, expected_s)
-
-
-def _waits(decision: Decision) -> bool:
-    """Whether it is only for want of room that the request can't be sent now, or is better not."""
-    return waits_for_room(decision) or held_back(decision)
 
 
 def _placed_like(facts: RequestFacts) -> tuple[object, ...]:

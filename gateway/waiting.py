@@ -49,7 +49,22 @@ class WaitingRoom:
         self._on_nodes = NodeOrder()
         self._places: dict[Waiting, _Place] = {}
         self._tick: asyncio.Handle | None = None
+        self._nodes_by = float("-inf")
         self._soon = False
+
+    def expect_nodes(self, for_s: float) -> None:
+        """Nodes are on their way: who finds none waits for them so long."""
+        self._nodes_by = asyncio.get_running_loop().time() + for_s
+
+    @property
+    def expecting(self) -> bool:
+        """Whether a request that finds no node at all should wait."""
+        return asyncio.get_running_loop().time() < self._nodes_by
+
+    def follow(self, most: int, timeout_s: float) -> None:
+        """Other bounds, for whoever comes from now on; those that wait keep their places and times."""
+        self._most, self._timeout_s = most, timeout_s
+        self._queue.most = max(1, most)
 
     def anybody_before(self, last: bool) -> bool:
         """Whether somebody waits whose turn comes before that of a newcomer."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from kvcache.quality import Quality
-from kvcache.replicas import Already, Siblings
+from kvcache.replicas import Already, Leaving, Siblings
 from kvcache.wire import Role
 
 MAX_MESSAGE_BYTES = 16 << 20
@@ -109,10 +109,9 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     speaks at once, 0 for one that does not say.
     ``max_answers`` is how many answers to one prompt it gives at most, 0 for a node that knows no penalties either.
     ``topology`` is its machine as ``kvcache.topology`` writes it, b"" where it says nothing; one that cannot be read
-    ``transports`` are what it can send and receive KV by; a node that names none has TCP.
     keeps nobody out.
-    One with ``siblings`` understands Siblings and Already; ``gateways`` are those that it holds a stream to already, by
-    the names in their Welcomes.
+    One with ``siblings`` understands Siblings, Leaving and Already; ``gateways`` are those that it holds a stream to
+    already, by the names in their Welcomes.
     """
 
     node_id: str
@@ -137,7 +136,6 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     gateways: tuple[str, ...] = ()
     max_answers: int = 0
 
-    transports: tuple[str, ...] = ()
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     """Once a second, and at once after a change of ``accepting``. Rates are 0 while nothing was measured.
@@ -235,8 +233,6 @@ class TransferDone(msgspec.Struct, frozen=True, tag=True):
     ``kv_digest`` is xxh3-128 over the piece digests in plan order: of the committed bytes, or, where a codec is
     inexact, of what arrived.
     """
-    ``transport`` carried it at last, ``failed_transports`` had been tried before. ``sending_s`` is for how long pieces
-    were on their way while others were computed: with ``exposed_s``, what the transport took for all of them.
 
     transfer: bytes
     raw_bytes: int
@@ -246,9 +242,6 @@ class TransferDone(msgspec.Struct, frozen=True, tag=True):
     exposed_s: float
     kv_digest: bytes
 
-    transport: str = "tcp"
-    sending_s: float = 0.0
-    failed_transports: tuple[str, ...] = ()
 
 class Delta(msgspec.Struct, frozen=True, tag=True):
     """New tokens of one generation and the text that became certain with them (held back inside a stop string).
@@ -361,7 +354,7 @@ class PrefillJob(msgspec.Struct, frozen=True, tag=True):
 
     ``dial`` is set where the decode node accepts and this one must dial. ``priority`` 0 runs first. ``salt`` and
     ``lora`` go into the names of the prompt's blocks. ``traceparent`` is the W3C trace context of the work, "" where it
-    is not traced. ``transports`` are to be tried in this order; () is TCP.
+    is not traced.
     """
 
     ticket: bytes
@@ -373,7 +366,6 @@ class PrefillJob(msgspec.Struct, frozen=True, tag=True):
     lora: str = ""
     traceparent: str = ""
 
-    transports: tuple[str, ...] = ()
 
 class KvSource(msgspec.Struct, frozen=True):
     """Where a generation's KV comes from: the node that proves this key. ``dial`` None: wait until it dials in.
@@ -415,8 +407,7 @@ class SharePrefix(msgspec.Struct, frozen=True, tag=True):
 
     ``stop`` is a block boundary, and windows and states are those of the snapshot there. A node that does not keep all
     of it computes nothing: it answers Failed with the cause ``prefix_gone``. It says nothing where all went well.
-    ``dial`` is set where this node must dial. ``transports`` are to be tried in this order; () is TCP. Only for nodes
-    whose Join says that they know it.
+    ``dial`` is set where this node must dial. Only for nodes whose Join says that they know it.
     """
 
     ticket: bytes
@@ -426,7 +417,6 @@ class SharePrefix(msgspec.Struct, frozen=True, tag=True):
     salt: str = ""
     lora: str = ""
 
-    transports: tuple[str, ...] = ()
 
 class TakePrefix(msgspec.Struct, frozen=True, tag=True):
     """Fetch what another node was told to share, and keep it in the prefix cache; job id = transfer id in hex.
@@ -516,7 +506,7 @@ Order = (
     | ChangeRole
 )
 """What a gateway may ask of a node that has joined."""
-ToNode = Welcome | Refused | Already | Beat | Siblings | Order
+ToNode = Welcome | Refused | Already | Beat | Siblings | Leaving | Order
 
 _encoder = msgspec.msgpack.Encoder()
 _from_node: msgspec.msgpack.Decoder[FromNode] = msgspec.msgpack.Decoder(FromNode)

@@ -18,6 +18,13 @@ class Siblings(msgspec.Struct, frozen=True, tag=True):
     urls: tuple[str, ...]
 
 
+class Leaving(msgspec.Struct, frozen=True, tag=True):
+    """Another gateway answers at this one's address from now on, and this one ends when its answers have.
+
+    A node joins the other one there and goes on serving this one. Only for nodes whose Join says ``siblings``.
+    """
+
+
 class Already(msgspec.Struct, frozen=True, tag=True):
     """Instead of Welcome: the node's Join names this gateway among those that it holds a stream to.
 

@@ -28,7 +28,7 @@ from kvcache.control import (
     Refused,
     Welcome,
 )
-from kvcache.replicas import Already, Siblings
+from kvcache.replicas import Already, Leaving, Siblings
 from node.backoff import Backoff
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class ControlHandler(Protocol):
     def on_welcome(self, welcome: Welcome) -> None:
         """A session has begun."""
 
-    def on_order(self, order: Order | Siblings) -> None:
+    def on_order(self, order: Order | Siblings | Leaving) -> None:
         """The gateway wants something, or tells of others."""
 
     def on_disconnected(self, cause: str) -> None:
@@ -209,7 +209,9 @@ class ControlStream:
             if not isinstance(message, Beat):
                 self._handler.on_order(message)
 
-    async def _read(self, stream: aiohttp.ClientWebSocketResponse) -> Welcome | Already | Beat | Siblings | Order:
+    async def _read(
+        self, stream: aiohttp.ClientWebSocketResponse
+    ) -> Welcome | Already | Beat | Siblings | Leaving | Order:
         """The next message. Raises NodeRefused, and StreamLost for a silent, closed or broken stream."""
         try:
             message = await stream.receive(timeout=self._limits.silent_s)

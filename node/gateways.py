@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from kvcache.control import FromNode, Heartbeat, Join, Order, Welcome
-from kvcache.replicas import MAX_GATEWAYS, Siblings
+from kvcache.replicas import MAX_GATEWAYS, Leaving, Siblings
 from node.config import ConfigError, stream_url
 from node.control import ControlHandler, ControlStream, NodeRefused
 
@@ -57,6 +57,8 @@ class Gateways:
         self._sessions: dict[str, _Session] = {}
         self._told_by: dict[str, frozenset[str]] = {}
         self._running: dict[asyncio.Task[None], str] = {}
+        self._names: dict[str, str] = {}
+        """Of URLs at which one gateway took over from another: the name of the present one's session."""
         self._changed = asyncio.Event()
         self._beat_timer: asyncio.TimerHandle | None = None
 
@@ -112,12 +114,13 @@ class Gateways:
     def _follow(self) -> None:
         """Begin what is wanted, end what nobody speaks of any more and is away."""
         told = {url for urls in self._told_by.values() for url in urls}
-        wanted = [*self._named, *sorted(told.difference(self._named))][:MAX_GATEWAYS]
+        urls = [*self._named, *sorted(told.difference(self._named))][:MAX_GATEWAYS]
+        wanted = [self._names.get(url, url) for url in urls]
         for url in wanted:
             if url not in self._sessions:
                 log.info("gateway known url=%s", url)
                 session = self._sessions[url] = _Session(url, self._handler, self)
-                session.stream = self._dial(url, session)
+                session.stream = self._dial(_url_of(url), session)
                 self._running[asyncio.create_task(session.stream.run())] = url
         for task, url in list(self._running.items()):
             if url not in wanted and not self._sessions[url].stream.joined:
@@ -129,7 +132,7 @@ class Gateways:
         """A stream gives up for good only where it was refused. Raises what it raised, for a gateway that was named."""
         url = self._running.pop(task)
         error = task.exception()
-        if not isinstance(error, NodeRefused) or url in self._named:
+        if not isinstance(error, NodeRefused) or _url_of(url) in self._named:
             task.result()
         log.error("gateway url=%s refused this node: %s", url, error)
         asyncio.get_running_loop().call_later(REFUSED_RETRY_S, self._retry, url)
@@ -159,10 +162,23 @@ class Gateways:
         self._told_by[by] = frozenset(urls)
         self._changed.set()
 
+    def leaves(self, name: str) -> None:
+        """Another gateway answers at the URL of this one, which keeps its session until it ends it."""
+        url = _url_of(name)
+        if self._names.get(url, url) == name:
+            turns = int(name.partition("#")[2] or 0)
+            self._names[url] = f"{url}#{turns + 1}"
+            self._changed.set()
+
     def lost(self, url: str) -> None:
         """A session is over; what its gateway told of others counts no more."""
         self._told_by.pop(url, None)
         self._changed.set()
+
+
+def _url_of(name: str) -> str:
+    """Where to dial for a session: one that succeeds another at the same URL has a number after it in its name."""
+    return name.partition("#")[0]
 
 
 class _Session:
@@ -187,9 +203,11 @@ class _Session:
         self.gateway = welcome.gateway
         self._handler.on_welcome(self._url, welcome)
 
-    def on_order(self, order: Order | Siblings) -> None:
+    def on_order(self, order: Order | Siblings | Leaving) -> None:
         if isinstance(order, Siblings):
             self._gateways.told(self._url, order)
+        elif isinstance(order, Leaving):
+            self._gateways.leaves(self._url)
         else:
             self._handler.on_order(self._url, order)
 

@@ -38,6 +38,8 @@ class Breaker:
         self.values = values or BreakerValues()
         self.opened = 0
         """How often it has opened so far."""
+        self.proved_at: float | None = None
+        """When something that went there last succeeded."""
         self._failures = 0
         self._successes = 0
         self._opened_at: float | None = None
@@ -67,6 +69,8 @@ class Breaker:
 
     def _ended(self, call: Call, epoch: int, well: bool | None, now: float) -> None:
         """Only what was begun since it last opened is news; in half-open only the one on trial."""
+        if well:
+            self.proved_at = now
         trial = call is self._trial
         if trial:
             self._trial = None

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import click
 
+from gateway.commands.config_file import FiledCommand
 from gateway.commands.inputs import Finite
 from gateway.config import ConfigError, EngineEvents, FallbackPolicy, GatewayConfig
 from kvcache.layout import DType
 from kvcache.logs import LogFormat, set_up_logging
 from kvcache.quality import Quality
+from scheduler.breaker import BreakerValues
 from scheduler.controller.settings import Mode
 from scheduler.values import PolicyValues
 
@@ -21,7 +24,7 @@ START_TOKENS = 1024
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
-@click.command()
+@click.command(cls=FiledCommand)
 @click.option("--model", type=click.Path(file_okay=False, path_type=Path), required=True, help="Model directory.")
 @click.option("--model-name", help="Name that clients use; by default the directory's.")
 @click.option("--dtype", type=click.Choice([d.value for d in DType]), default=DType.BFLOAT16.value, show_default=True)
@@ -71,6 +74,11 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     help="Of KV from other clusters, until another one is measured to be quicker.",
 )
 @click.option(
+    "--handover",
+    type=_FILE,
+    help="UNIX socket by which this gateway takes over the port of the one that runs, and is taken over from.",
+)
+@click.option(
     "--state", type=_FILE, help="SQLite file for keys, clusters and decisions; without it they live in memory."
 )
 @click.option("--engines", type=_FILE, help="TOML file with engines that prfaas did not start: tables [[engine]].")
@@ -111,6 +119,41 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     show_default=True,
     help="Seconds that each may wait.",
 )
+@click.option(
+    "--drain-timeout",
+    type=Finite(0, 86400, min_open=True),
+    default=30.0,
+    show_default=True,
+    help="Seconds that answers at hand may take once the gateway was told to stop.",
+)
+@click.option(
+    "--canary-interval",
+    type=Finite(0, 86400),
+    default=30.0,
+    show_default=True,
+    help="Seconds that an idle node may prove nothing before a tiny generation tries it; 0: never.",
+)
+@click.option(
+    "--breaker-failures",
+    type=click.IntRange(1),
+    default=10,
+    show_default=True,
+    help="Failures in a row after which a node or remote cluster gets nothing.",
+)
+@click.option(
+    "--breaker-successes",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="Successes in a row, one at a time, after which it gets everything again.",
+)
+@click.option(
+    "--breaker-open",
+    type=Finite(0, 86400, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="Seconds after which the first of these is let through.",
+)
 @click.option("--max-body-mib", type=click.IntRange(1), default=16, show_default=True, help="Largest request body.")
 @click.option("--otlp-endpoint", metavar="URL", help="Base URL of an OTLP/HTTP collector that gets traces.")
 @click.option(
@@ -120,7 +163,28 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     show_default=True,
     help="json: one object a line, with what a line names as its fields.",
 )
-def gateway(
+@click.pass_context
+def gateway(context: click.Context, /, log_format: str, **options: Any) -> None:
+    """Run a gateway: the OpenAI-compatible front door of one local cluster and any number of remote ones."""
+    from gateway.serve import serve
+
+    set_up_logging(LogFormat(log_format))
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    command = context.command
+    assert isinstance(command, FiledCommand)
+    again = command.reread(context)
+
+    def reread() -> GatewayConfig:
+        params = again()
+        return configure(**{name: value for name, value in params.items() if name != "log_format"})
+
+    try:
+        serve(configure(**options), reread)
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def configure(
     model: Path,
     model_name: str | None,
     dtype: str,
@@ -147,48 +211,49 @@ def gateway(
     queue_timeout: float,
     max_body_mib: int,
     otlp_endpoint: str | None,
-    log_format: str,
-) -> None:
-    """Run a gateway: the OpenAI-compatible front door of one local cluster and any number of remote ones."""
-    from gateway.serve import serve
-
-    set_up_logging(LogFormat(log_format))
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    try:
-        config = GatewayConfig(
-            model_dir=model,
-            model_name=model_name or model.resolve().name,
-            dtype=DType(dtype),
-            host=host,
-            port=port,
-            local_cluster=local_cluster,
-            threshold_tokens=_tokens(threshold),
-            threshold_auto=threshold == AUTO,
-            policy=PolicyValues(
-                remote_codec=remote_codec,
-                observe=routing == "observe",
-                slack_s=remote_slack,
-                seconds_per_unit=price_seconds,
-            ),
-            fallback=FallbackPolicy(fallback),
-            state_file=state,
-            engines_file=engines,
-            kv_events=tuple(EngineEvents.parse(text) for text in kv_events),
-            rebalance=Mode(rebalance),
-            rebalance_file=rebalance_config,
-            chat_template=chat_template,
-            tls_cert=tls_cert,
-            tls_key=tls_key,
-            join_token=None if join_token_file is None else _token(join_token_file),
-            request_timeout_s=request_timeout,
-            queue=queue,
-            queue_timeout_s=queue_timeout,
-            max_body_bytes=max_body_mib << 20,
-            otlp_endpoint=otlp_endpoint,
-        )
-        serve(config)
-    except ConfigError as error:
-        raise click.ClickException(str(error)) from error
+    handover: Path | None,
+    drain_timeout: float,
+    canary_interval: float,
+    breaker_failures: int,
+    breaker_successes: int,
+    breaker_open: float,
+) -> GatewayConfig:
+    """What the options say. Raises ConfigError."""
+    return GatewayConfig(
+        model_dir=model,
+        model_name=model_name or model.resolve().name,
+        dtype=DType(dtype),
+        host=host,
+        port=port,
+        local_cluster=local_cluster,
+        threshold_tokens=_tokens(threshold),
+        threshold_auto=threshold == AUTO,
+        policy=PolicyValues(
+            remote_codec=remote_codec,
+            observe=routing == "observe",
+            slack_s=remote_slack,
+            seconds_per_unit=price_seconds,
+        ),
+        fallback=FallbackPolicy(fallback),
+        state_file=state,
+        engines_file=engines,
+        kv_events=tuple(EngineEvents.parse(text) for text in kv_events),
+        rebalance=Mode(rebalance),
+        rebalance_file=rebalance_config,
+        chat_template=chat_template,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        join_token=None if join_token_file is None else _token(join_token_file),
+        request_timeout_s=request_timeout,
+        queue=queue,
+        queue_timeout_s=queue_timeout,
+        max_body_bytes=max_body_mib << 20,
+        otlp_endpoint=otlp_endpoint,
+        handover=handover,
+        drain_s=drain_timeout,
+        canary_s=canary_interval,
+        breaker=BreakerValues(breaker_failures, breaker_successes, breaker_open),
+    )
 
 
 def _tokens(threshold: str) -> int:

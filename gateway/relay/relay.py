@@ -6,13 +6,13 @@ import asyncio
 
 from gateway.access import Access
 from gateway.admission import Admission
-from gateway.config import GatewayConfig
 from gateway.errors import ApiError, bad_field
 from gateway.fleet.config import DialectName
 from gateway.fleet.engine import Engine
 from gateway.fleet.fleet import Fleet
 from gateway.inflight import InFlight
 from gateway.keys import Principal, Role
+from gateway.live import LiveConfig
 from gateway.relay.asked import Asked, parse, with_usage
 from gateway.relay.caller import Caller
 from gateway.relay.engines import Heads
@@ -36,7 +36,7 @@ class Relay:
 
     def __init__(
         self,
-        config: GatewayConfig,
+        live: LiveConfig,
         fleet: Fleet,
         access: Access,
         admission: Admission,
@@ -47,14 +47,18 @@ class Relay:
         pool: Pool,
     ) -> None:
         self._fleet = fleet
-        self.max_body_bytes = config.max_body_bytes
-        self._config = config
+        self._live = live
         self._access = access
         self._admission = admission
         self._in_flight = in_flight
         self._figures = figures
         self._places = places
         self._shared = Shared(pool, waiting, figures, places, RetryBudget(), Heads())
+
+    @property
+    def max_body_bytes(self) -> int:
+        """What a body may have."""
+        return self._live.now.max_body_bytes
 
     async def serve(self, caller: Caller) -> None:
         """Answer one request. Cancelled when its client is gone."""
@@ -104,7 +108,7 @@ class Relay:
                 with_usage(body) if strips else body,
                 lines((*to_engine(caller.scope["headers"]), caller.extra[0])),
                 strips,
-                now + self._config.request_timeout_s,
+                now + self._live.now.request_timeout_s,
                 admitted.account,
                 admitted.weight,
                 asked.urgency,

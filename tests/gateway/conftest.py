@@ -57,7 +57,9 @@ def model(model_dir: Path) -> ServedModel:
 
 @pytest.fixture
 def config(model_dir: Path) -> GatewayConfig:
-    return GatewayConfig(model_dir, "tiny", DType.FLOAT32, port=0, threshold_tokens=32, request_timeout_s=20.0)
+    return GatewayConfig(
+        model_dir, "tiny", DType.FLOAT32, port=0, threshold_tokens=32, request_timeout_s=20.0, canary_s=0
+    )
 
 
 @pytest.fixture
