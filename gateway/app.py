@@ -22,6 +22,7 @@ from gateway.decisions import Decisions
 from gateway.errors import ApiError
 from gateway.executors import Executors, OwnNodes
 from gateway.fleet import config as fleet_config
+from gateway.fleet.composing import split_serving
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.health import HealthWatch
 from gateway.health_routes import add_health_routes
@@ -122,7 +123,8 @@ class Gateway:
         self._tokenizing = Tokenizing(model.tokenizer, model.template)
         self._access = Access(self.keys, config.join_token)
         admission = Admission(tenants, self.waiting.metrics)
-        self.generation = Generation(services, self._tokenizing, admission)
+        splits = split_serving(services, self.fleet, self._upstream, self._health, self._tokenizing)
+        self.generation = Generation(services, self._tokenizing, admission, splits)
         self.relay = self._relayed(admission)
         interconnects = Interconnects(self.registry)
         self._streams = ControlStreams(

@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import msgspec
 
@@ -55,11 +56,28 @@ ENDPOINTS = {
 }
 
 
-class Generation:
-    """Serves completions and chat completions, whole and streamed."""
+class Elsewhere(Protocol):
+    """Whoever answers for models that are not this gateway's own."""
 
-    def __init__(self, services: Services, tokenizing: Tokenizing, admission: Admission) -> None:
+    def takes(self, body: bytes) -> bool:
+        """Whether a request is for it."""
+
+    async def answer(self, exchange: Exchange, principal: Principal, admitted: Pass, scope: Scope, data: bytes) -> None:
+        """Answer it."""
+
+
+class Generation:
+    """Serves completions and chat completions, whole and streamed; what ``elsewhere`` takes, it answers."""
+
+    def __init__(
+        self,
+        services: Services,
+        tokenizing: Tokenizing,
+        admission: Admission,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
         self._s = services
+        self._elsewhere = elsewhere
         self._admission = admission
         self._tokenizing = tokenizing
         self._sizes = size_facts(services.model.layout)
@@ -109,7 +127,10 @@ class Generation:
     ) -> None:
         try:
             body = await read_body(scope, receive, self._s.config.max_body_bytes)
-            work = asyncio.create_task(self._answer(exchange, parse, principal, admitted, scope, body))
+            if self._elsewhere is not None and self._elsewhere.takes(body):
+                work = asyncio.create_task(self._elsewhere.answer(exchange, principal, admitted, scope, body))
+            else:
+                work = asyncio.create_task(self._answer(exchange, parse, principal, admitted, scope, body))
             del body
         except ApiError as error:
             await exchange.refuse(error)

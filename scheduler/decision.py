@@ -29,6 +29,7 @@ class Reason(StrEnum):
     OBSERVED = "observe_mode"
     FALLBACK = "fallback"
     NO_DECODE_NODE = "no_decode_node"
+    NO_PREFILL = "no_prefill_node"
     HINTED_CLUSTER_UNAVAILABLE = "hinted_cluster_unavailable"
     OVERLOADED = "overloaded"
     RESIDENCY = "residency"
@@ -39,7 +40,13 @@ class Reason(StrEnum):
         return self in _REFUSALS
 
 
-_REFUSALS = (Reason.NO_DECODE_NODE, Reason.HINTED_CLUSTER_UNAVAILABLE, Reason.OVERLOADED, Reason.RESIDENCY)
+_REFUSALS = (
+    Reason.NO_DECODE_NODE,
+    Reason.NO_PREFILL,
+    Reason.HINTED_CLUSTER_UNAVAILABLE,
+    Reason.OVERLOADED,
+    Reason.RESIDENCY,
+)
 
 
 class Bar(StrEnum):

@@ -133,7 +133,7 @@ class _Case:
         in_place = here and self.decode.prefills
         local = self.options.in_place() if in_place else _least(self._here(moves=False))
         if local is None:
-            return Decision(None, Reason.OVERLOADED, (), self.facts)
+            return Decision(None, self._full_at_home(), (), self.facts)
         return Decision(local, Reason.FALLBACK, (local,), self.facts)
 
     def _by_cost(self, here: list[Option]) -> Decision:
@@ -150,7 +150,7 @@ class _Case:
         best = _least(allowed)
         if not self.local_alive and not self.decode.prefills:
             best = best or _least(remotes)
-            return Decision(best, Reason.OVERLOADED if best is None else Reason.NO_WAY_AT_HOME, options, self.facts)
+            return Decision(best, self._full() if best is None else Reason.NO_WAY_AT_HOME, options, self.facts)
         if below and not (best is not None and local is not None and self._bends(local, best)):
             return self._locally(local, Reason.BELOW_THRESHOLD, options)
         if best is None:
@@ -174,10 +174,18 @@ class _Case:
         self, local: Option | None, reason: Reason, options: tuple[Option, ...], would: Option | None = None
     ) -> Decision:
         if local is None:
-            return Decision(None, Reason.OVERLOADED, options, self.facts, would)
+            return Decision(None, self._full_at_home(), options, self.facts, would)
         if not self.local_alive and reason is not Reason.OBSERVED:
             reason = Reason.NO_LOCAL_PREFILL
         return Decision(local, reason, options, self.facts, would)
+
+    def _full_at_home(self) -> Reason:
+        """Why there is no way at home: no room, or nothing that could prefill."""
+        return Reason.OVERLOADED if self.local_alive or self.decode.prefills else Reason.NO_PREFILL
+
+    def _full(self) -> Reason:
+        """Why there is no way at all."""
+        return Reason.OVERLOADED if self.others else self._full_at_home()
 
     # ---- the threshold
 

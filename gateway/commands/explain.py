@@ -26,6 +26,7 @@ _WHY = {
     "whole_request": "it asks for what only one engine alone can answer",
     "fallback": "the first way failed",
     "no_decode_node": "refused: no decode node accepted work",
+    "no_prefill_node": "refused: nothing that is well could prefill it",
     "hinted_cluster_unavailable": "refused: the hinted cluster could not take it",
     "overloaded": "refused: all nodes were full",
     "residency": "refused: the key's prompts may not be where this gateway decodes",

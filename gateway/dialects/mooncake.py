@@ -36,7 +36,8 @@ class Mooncake:
         return vllm.decode(pair, _source(pair))
 
     def let_go(self, pair: Pair, handoff: Handoff | None) -> tuple[tuple[Side, Ask], ...]:
-        return () if handoff is None else vllm.let_go(pair, _source(pair))
+        """Also where prefill was not heard to end: it may have, and then keeps what nobody comes for."""
+        return vllm.let_go(pair, _source(pair))
 
     def join(self, body: Body, payload: dict[str, Any], handoff: Handoff, first: bool) -> None:
         join_usage(payload, handoff)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from gateway.dialects.leg import LegFailed, broken, error_status, read_json, send
@@ -182,9 +183,19 @@ class TwoLegs:
     """
 
     def __init__(
-        self, pool: Pool, errands: Errands, dialect: Dialect, pair: Pair, prefill_by: float, deadline: float
+        self,
+        pool: Pool,
+        errands: Errands,
+        dialect: Dialect,
+        pair: Pair,
+        prefill_by: float,
+        deadline: float,
+        stand_in: Side | None = None,
     ) -> None:
+        """``stand_in`` is another decode engine: where the pair's own cannot be reached, it tells prefill to let go."""
         self.pair = pair
+        self._stand_in = stand_in
+        self._unreached = False
         self.prefilled_at: float | None = None
         self._pool = pool
         self._errands = errands
@@ -234,7 +245,10 @@ class TwoLegs:
         if self._spoken is not None:
             self._spoken.close()
         else:
-            self._errands.run(self.pair.request_id, self._dialect.let_go(self.pair, self._handoff))
+            pair = self.pair
+            if self._unreached and self._stand_in is not None:
+                pair = replace(pair, decode=self._stand_in)
+            self._errands.run(pair.request_id, self._dialect.let_go(pair, self._handoff))
 
     async def _first_of_both(self, prefilling: asyncio.Task[Handoff], decoding: asyncio.Task[Spoken]) -> Spoken:
         """Decode's beginning. Raises what ends either of them before."""
@@ -284,8 +298,9 @@ class TwoLegs:
                 return spoken
         except TimeoutError:
             _close(spoken)
-            raise LegFailed("decode", cause, Failure.LATE) from None
-        except BaseException:
+            raise LegFailed("decode", cause, Failure.LATE, faulty=cause != "lease_expired") from None
+        except BaseException as error:
+            self._unreached = isinstance(error, LegFailed) and error.kind is Failure.NOT_SENT
             _close(spoken)
             raise
 

@@ -10,6 +10,7 @@ from gateway.dialects.leg import LegFailed
 from gateway.dialects.operation import Errands, Legs, TwoLegs, Whole
 from gateway.dialects.parts import Part
 from gateway.dialects.protocol import Ask, Dialect, Pair, Side
+from gateway.fleet.config import EngineRole
 from gateway.fleet.engine import Engine, Use
 from gateway.fleet.fleet import Fleet
 from gateway.upstream.pool import Pool
@@ -157,7 +158,16 @@ class SplitAttempt:
         engine = prefill.engine
         there = Side(engine.config, prefill.rank, engine.engine_ids.get(prefill.rank or 0, ""))
         pair = Pair(name, order.path, part.body, there, here, order.rooms[at])
-        self.legs.append(TwoLegs(pool, self._calls.errands, dialect, pair, order.late_at, order.deadline))
+        legs = TwoLegs(pool, self._calls.errands, dialect, pair, order.late_at, order.deadline, self._stand_in())
+        self.legs.append(legs)
+
+    def _stand_in(self) -> Side | None:
+        """Another decode engine that is well."""
+        now, mine = self._loop.time(), self._decode
+        for engine in self._calls.fleet.of(mine.config.model):
+            if engine is not mine and engine.config.role is not EngineRole.PREFILL and engine.accepting(now):
+                return Side(engine.config, 0 if engine.config.ranks > 1 else None)
+        return None
 
     async def _learn(self) -> None:
         """What the first part tells: how fast its prompt was computed, and how fast its KV came."""

@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 MOST_ROOM = 1 << 62
 _CHANCE = SystemRandom()
 _NO_WAY = {
+    Reason.NO_PREFILL: "no engine of this model that prefills is well; `prfaas status` says what is wrong with them",
     Reason.NO_DECODE_NODE: "no engine of this model that decodes is well; `prfaas status` says what is wrong with them",
     Reason.OVERLOADED: "all engines of this model are full; add engines, or try again later",
 }

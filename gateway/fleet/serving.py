@@ -94,6 +94,7 @@ class SplitServing:
         finally:
             if life is not None:
                 life.close(outcome)
+                exchange.ended(life.finished)
                 admitted.end(life.spoken, life.finished is not None, asyncio.get_running_loop().time())
                 self._count(life)
 
@@ -150,6 +151,7 @@ class SplitServing:
             priority if type(priority) is int else 0,
             expected,
             slo,
+            span=exchange.span,
         )
         return prompted, asked
 

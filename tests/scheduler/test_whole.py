@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scheduler.decision import Reason
-from scheduler.facts import DecodeNodeFacts
+from scheduler.facts import DecodeNodeFacts, RouteHint
 from scheduler.policy import RoutingPolicy
 from tests.scheduler.test_policy import decide, facts, node
 
@@ -34,4 +34,9 @@ def test_a_decode_node_that_cannot_prefill_leaves_short_prompts_to_the_local_pre
 def test_where_nothing_at_all_can_prefill_it_waits() -> None:
     full = (node("p-east", slots=0),)
     assert decide(facts(local=(), remote=full, decode=DECODE_ONLY)).reason is Reason.OVERLOADED
-    assert RoutingPolicy().fall_back(facts(local=(), decode=DECODE_ONLY)).reason is Reason.OVERLOADED
+
+
+def test_where_nothing_is_there_that_could_prefill_waiting_would_not_help() -> None:
+    assert decide(facts(local=(), remote=(), decode=DECODE_ONLY)).reason is Reason.NO_PREFILL
+    assert decide(facts(local=(), decode=DECODE_ONLY, hint=RouteHint.LOCAL)).reason is Reason.NO_PREFILL
+    assert RoutingPolicy().fall_back(facts(local=(), decode=DECODE_ONLY)).reason is Reason.NO_PREFILL
