@@ -109,6 +109,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     speaks at once, 0 for one that does not say.
     ``max_answers`` is how many answers to one prompt it gives at most, 0 for a node that knows no penalties either.
     ``topology`` is its machine as ``kvcache.topology`` writes it, b"" where it says nothing; one that cannot be read
+    ``transports`` are what it can send and receive KV by; a node that names none has TCP.
     keeps nobody out.
     One with ``siblings`` understands Siblings, Leaving and Already; ``gateways`` are those that it holds a stream to
     already, by the names in their Welcomes.
@@ -136,6 +137,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     gateways: tuple[str, ...] = ()
     max_answers: int = 0
 
+    transports: tuple[str, ...] = ()
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     """Once a second, and at once after a change of ``accepting``. Rates are 0 while nothing was measured.
@@ -233,6 +235,8 @@ class TransferDone(msgspec.Struct, frozen=True, tag=True):
     ``kv_digest`` is xxh3-128 over the piece digests in plan order: of the committed bytes, or, where a codec is
     inexact, of what arrived.
     """
+    ``transport`` carried it at last, ``failed_transports`` had been tried before. ``sending_s`` is for how long pieces
+    were on their way while others were computed: with ``exposed_s``, what the transport took for all of them.
 
     transfer: bytes
     raw_bytes: int
@@ -242,6 +246,9 @@ class TransferDone(msgspec.Struct, frozen=True, tag=True):
     exposed_s: float
     kv_digest: bytes
 
+    transport: str = "tcp"
+    sending_s: float = 0.0
+    failed_transports: tuple[str, ...] = ()
 
 class Delta(msgspec.Struct, frozen=True, tag=True):
     """New tokens of one generation and the text that became certain with them (held back inside a stop string).
@@ -354,7 +361,7 @@ class PrefillJob(msgspec.Struct, frozen=True, tag=True):
 
     ``dial`` is set where the decode node accepts and this one must dial. ``priority`` 0 runs first. ``salt`` and
     ``lora`` go into the names of the prompt's blocks. ``traceparent`` is the W3C trace context of the work, "" where it
-    is not traced.
+    is not traced. ``transports`` are to be tried in this order; () is TCP.
     """
 
     ticket: bytes
@@ -366,6 +373,7 @@ class PrefillJob(msgspec.Struct, frozen=True, tag=True):
     lora: str = ""
     traceparent: str = ""
 
+    transports: tuple[str, ...] = ()
 
 class KvSource(msgspec.Struct, frozen=True):
     """Where a generation's KV comes from: the node that proves this key. ``dial`` None: wait until it dials in.
@@ -407,7 +415,8 @@ class SharePrefix(msgspec.Struct, frozen=True, tag=True):
 
     ``stop`` is a block boundary, and windows and states are those of the snapshot there. A node that does not keep all
     of it computes nothing: it answers Failed with the cause ``prefix_gone``. It says nothing where all went well.
-    ``dial`` is set where this node must dial. Only for nodes whose Join says that they know it.
+    ``dial`` is set where this node must dial. ``transports`` are to be tried in this order; () is TCP. Only for nodes
+    whose Join says that they know it.
     """
 
     ticket: bytes
@@ -417,6 +426,7 @@ class SharePrefix(msgspec.Struct, frozen=True, tag=True):
     salt: str = ""
     lora: str = ""
 
+    transports: tuple[str, ...] = ()
 
 class TakePrefix(msgspec.Struct, frozen=True, tag=True):
     """Fetch what another node was told to share, and keep it in the prefix cache; job id = transfer id in hex.
