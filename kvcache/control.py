@@ -234,9 +234,9 @@ class TransferDone(msgspec.Struct, frozen=True, tag=True):
     ``transfer_s`` runs from the grant of room; for pieces that did not wait for it, as if granted a round trip before.
     ``kv_digest`` is xxh3-128 over the piece digests in plan order: of the committed bytes, or, where a codec is
     inexact, of what arrived.
-    """
     ``transport`` carried it at last, ``failed_transports`` had been tried before. ``sending_s`` is for how long pieces
     were on their way while others were computed: with ``exposed_s``, what the transport took for all of them.
+    """
 
     transfer: bytes
     raw_bytes: int
