@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -62,6 +63,7 @@ class Conversions:
         self._limits = limits
         self._running: dict[str, tuple[ConversionRecord, asyncio.Task[None]]] = {}
         self._failed: list[str] = []
+        self._elsewhere: dict[str, Role] = {}
         self.counts: dict[Phase, int] = {}
         """How many ended in each way."""
 
@@ -96,7 +98,7 @@ class Conversions:
     ) -> ConversionRecord:
         """Start one and return its record. Raises ApiError."""
         if not self._leadership.leads:
-            raise _conflict("this gateway does not lead; ask the one that does", "not_leader")
+            raise not_leader(self._leadership)
         if len(reason) > MAX_REASON_CHARS:
             raise bad_field("reason", f"reason: at most {MAX_REASON_CHARS} characters")
         session = self.check(node_id, role)
@@ -133,6 +135,45 @@ class Conversions:
         """Nodes whose conversion did not end well since the last call."""
         failed, self._failed = tuple(self._failed), []
         return failed
+
+    # ---- among several gateways
+
+    def elsewhere(self, kind: str, row: bytes) -> None:
+        """What another gateway has kept in its history: a node that it converts gets no work from here either."""
+        if kind != "conversion":
+            return
+        record = msgspec.json.decode(row, type=ConversionRecord)
+        if not record.phase.over:
+            self._elsewhere[record.node_id] = Role[record.role_to.upper()]
+        elif self._elsewhere.pop(record.node_id, None) is not None and record.phase is not Phase.STUCK:
+            self._free(record.node_id)
+
+    def mark(self) -> None:
+        """Give no work to nodes that another gateway converts, also to those that have joined since."""
+        for node_id, role in self._elsewhere.items():
+            session = self._registry.node(node_id)
+            if session is not None:
+                session.becoming = role
+
+    def took_over(self) -> None:
+        """This gateway leads from now on: what an earlier leader left in the middle is over."""
+        self._elsewhere.clear()
+        for record in self._history.end_unfinished([record.id for record, _ in self._running.values()]):
+            self._free(record.node_id)
+
+    def abandon(self) -> None:
+        """Another gateway leads: what runs here is given up. Its orders outweigh those that were given from here."""
+        for node_id, (_, task) in list(self._running.items()):
+            task.cancel()
+            task.add_done_callback(partial(self._given_up, node_id))
+
+    def _given_up(self, node_id: str, _: asyncio.Task[None]) -> None:
+        self._free(node_id)
+
+    def _free(self, node_id: str) -> None:
+        session = self._registry.node(node_id)
+        if session is not None and node_id not in self._running:
+            session.becoming = None
 
     async def close(self) -> None:
         """End what runs: a node in the middle is put back where that can be done at once. Idempotent."""
@@ -186,7 +227,7 @@ class Conversions:
 
     async def _drained(self, session: NodeSession) -> None:
         """Return when nothing that was sent there is at hand any more. Raises ConversionFailed where the node left."""
-        while session.jobs or session.awaited:
+        while session.jobs or session.awaited or session.others_jobs:
             if session.lost is not None:
                 break
             await asyncio.sleep(POLL_S)  # jobs end in many places; none of them need know of conversions
@@ -224,6 +265,12 @@ class Conversions:
             self._history.keep(record)
         except ApiError as error:  # the node must not be left in the middle because a disk is full
             log.error("conversion id=%d not written: %s", record.id, error)
+
+
+def not_leader(leadership: Leadership) -> ApiError:
+    """What is answered where only the leader may act."""
+    where = f": {leadership.leader}" if leadership.leader else ""
+    return ApiError(409, f"this gateway does not lead; ask the one that does{where}", code="not_leader")
 
 
 def _conflict(message: str, code: str) -> ApiError:

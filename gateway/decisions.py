@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -38,10 +38,14 @@ class Decisions:
         self._pending = 0
         self._written = 0
         self.unwritten = 0
+        self.on_added: Callable[[dict[str, Any]], None] | None = None
+        """Called with every record; returns at once."""
 
     def add(self, record: dict[str, Any]) -> None:
         """Keep a finished request's record, which has ``id`` and ``request_id``."""
         self._recent[record["id"]] = record
+        if self.on_added is not None:
+            self.on_added(record)
         if len(self._recent) > IN_MEMORY:
             self._recent.popitem(last=False)
         if self._writer is None:

@@ -1,11 +1,15 @@
 """What the long-term loop did and saw, kept in the state: conversions, actions with their reasons, traffic by slot.
 
+Of several gateways the leader writes; the others take what it wrote under the same numbers, so that any of them can go
+on from there.
+
 The rebalancing report is written from here. Conversions are few and kept whole; the rest is bounded.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Collection
 from enum import StrEnum
 from typing import Any
 
@@ -81,10 +85,17 @@ class History:
 
     def __init__(self, state: State) -> None:
         self._state = state
+        self.on_kept: Callable[[str, str, bytes], None] | None = None
+        """Called with kind, key and row of all that is written here; returns at once."""
+        self.end_unfinished()
+
+    def end_unfinished(self, but: Collection[int] = ()) -> list[ConversionRecord]:
+        """End conversions that whoever began them left in the middle, ``but`` those that go on; returns them."""
+        ended = []
         for record in self.conversions(KEPT_CONVERSIONS):
-            if not record.phase.over:
+            if not record.phase.over and record.id not in but:
                 now = time.time()
-                self.keep(
+                ended.append(
                     msgspec.structs.replace(
                         record,
                         phase=Phase.INTERRUPTED,
@@ -92,6 +103,22 @@ class History:
                         detail="the gateway ended meanwhile; the node plays what it says when it joins",
                         steps=(*record.steps, (now, Phase.INTERRUPTED)),
                     )
+                )
+                self.keep(ended[-1])
+        return ended
+
+    def take(self, kind: str, key: str, row: bytes) -> None:
+        """What another gateway has written. Raises ApiError; what is of no kind known here is left out."""
+        match kind:
+            case "conversion":
+                self._state.execute("INSERT OR REPLACE INTO conversions (id, record) VALUES (?, ?)", (int(key), row))
+            case "action":
+                self._state.execute("INSERT OR REPLACE INTO actions (id, record) VALUES (?, ?)", (int(key), row))
+            case "slot":
+                day, _, slot = key.partition(".")
+                self._state.execute(
+                    "INSERT OR REPLACE INTO traffic_slots (day, slot, record) VALUES (?, ?, ?)",
+                    (int(day), int(slot), row),
                 )
 
     def begin(self, record: ConversionRecord) -> ConversionRecord:
@@ -104,7 +131,9 @@ class History:
 
     def keep(self, record: ConversionRecord) -> None:
         """Write what has become of a conversion."""
-        self._state.execute("UPDATE conversions SET record = ? WHERE id = ?", (msgspec.json.encode(record), record.id))
+        row = msgspec.json.encode(record)
+        self._state.execute("UPDATE conversions SET record = ? WHERE id = ?", (row, record.id))
+        self._tell("conversion", str(record.id), row)
 
     def conversions(self, limit: int = 1000) -> list[ConversionRecord]:
         """The newest conversions, newest first."""
@@ -120,7 +149,9 @@ class History:
 
     def note(self, action: ActionRecord) -> None:
         """Keep an action and its reason."""
-        self._state.execute("INSERT INTO actions (record) VALUES (?)", (msgspec.json.encode(action),))
+        row = msgspec.json.encode(action)
+        rows = self._state.execute("INSERT INTO actions (record) VALUES (?) RETURNING id", (row,))
+        self._tell("action", str(rows[0][0]), row)
         self._state.execute("DELETE FROM actions WHERE id <= (SELECT max(id) FROM actions) - ?", (KEPT_ACTIONS,))
 
     def actions(self, limit: int = 1000) -> list[ActionRecord]:
@@ -134,6 +165,7 @@ class History:
             "INSERT OR REPLACE INTO traffic_slots (day, slot, record) VALUES (?, ?, ?)",
             (slot.day, slot.slot, msgspec.json.encode(slot)),
         )
+        self._tell("slot", f"{slot.day}.{slot.slot}", msgspec.json.encode(slot))
         self._state.execute("DELETE FROM traffic_slots WHERE day <= ?", (slot.day - DAYS_KEPT,))
 
     def slots(self) -> tuple[SlotRecord, ...]:
@@ -142,3 +174,7 @@ class History:
             "SELECT record FROM traffic_slots ORDER BY day, slot LIMIT ?", ((DAYS_KEPT + 1) * SLOTS,)
         )
         return tuple(msgspec.json.decode(row[0], type=SlotRecord) for row in rows)
+
+    def _tell(self, kind: str, key: str, row: bytes) -> None:
+        if self.on_kept is not None:
+            self.on_kept(kind, key, row)

@@ -108,23 +108,24 @@ class KeyBook:
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (key_id, name, role.value, _digest(secret), int(route_hint), listed, time.time(), _kept(limits)),
         )
-        self._load()
+        self.reload()
         return key_id, secret
 
     def revoke(self, key_id: str) -> bool:
         """Delete a key; False where there is none of this id."""
         found = self._state.execute("DELETE FROM keys WHERE id = ? RETURNING id", (key_id,))
-        self._load()
+        self.reload()
         return bool(found)
 
-    def _refresh(self) -> None:
-        if self._outside.changed():
-            self._load()
-
-    def _load(self) -> None:
+    def reload(self) -> None:
+        """Take what the state holds now."""
         with self._state.reading("keys"):
             rows = self._state.execute("SELECT digest, id, name, role, route_hint, clusters, created, limits FROM keys")
             self._by_digest = {digest: _entry(*rest) for digest, *rest in rows}
+
+    def _refresh(self) -> None:
+        if self._outside.changed():
+            self.reload()
 
 
 def _entry(

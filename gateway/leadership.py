@@ -14,6 +14,10 @@ class Leadership(Protocol):
     def leads(self) -> bool:
         """Whether it may order anything now."""
 
+    @property
+    def leader(self) -> str:
+        """Where the gateway that leads is reached, "" where that is not known."""
+
     def next_epoch(self) -> int:
         """A fencing epoch above every one given before, by any gateway. Raises ApiError where it cannot be kept."""
 
@@ -22,6 +26,7 @@ class SoleGateway:
     """The only gateway of its nodes always leads; its epochs are kept in its state, so that they outlive it."""
 
     leads = True
+    leader = ""
 
     def __init__(self, state: State) -> None:
         self._state = state

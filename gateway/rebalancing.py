@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from gateway.conversions import Conversions
+from gateway.conversions import Conversions, not_leader
 from gateway.errors import ApiError
 from gateway.history import ActionRecord, History
 from gateway.leadership import Leadership
@@ -20,18 +21,21 @@ from scheduler.controller.actions import Action, Convert, SetThreshold
 from scheduler.controller.assessment import Assessment
 from scheduler.controller.controller import Controller
 from scheduler.controller.forecast import DailyPattern
-from scheduler.controller.observation import Observation, Stage
+from scheduler.controller.observation import Observation, Spoken, Stage
 from scheduler.controller.proposals import NoSuchProposal, Proposal
 from scheduler.controller.settings import ControllerSettings
 from scheduler.threshold import ThresholdFollower
 
 log = logging.getLogger(__name__)
 
+PassOn = Callable[[Sequence[int], Sequence[Spoken]], None]
+
 
 class Rebalancing:
     """Owns the controller and drives it between ``start`` and ``stop``. Only a gateway that leads acts.
 
-    ``follower`` follows the best threshold, where it is automatic.
+    ``follower`` follows the best threshold, where it is automatic. ``pass_on`` gets the traffic that this gateway saw
+    while another one leads.
     """
 
     def __init__(
@@ -44,6 +48,7 @@ class Rebalancing:
         history: History,
         leadership: Leadership,
         follower: ThresholdFollower | None = None,
+        pass_on: PassOn | None = None,
     ) -> None:
         self.conversions = conversions
         self.history = history
@@ -54,6 +59,7 @@ class Rebalancing:
         self._threshold = threshold
         self._leadership = leadership
         self._follower = follower
+        self._pass_on = pass_on
         self._task: asyncio.Task[None] | None = None
         self.controller = Controller(
             settings,
@@ -92,7 +98,11 @@ class Rebalancing:
         """Look once and act."""
         seen = self._observer.observe(self._threshold.tokens, self.conversions.take_failed())
         self.seen = seen or self.seen
-        if seen is None or not self._leadership.leads:
+        if seen is None:
+            return
+        if not self._leadership.leads:
+            if self._pass_on is not None:
+                self._pass_on(seen.lengths, seen.spoken)
             return
         for action in self.controller.step(seen, now):
             self._act(action)
@@ -103,7 +113,9 @@ class Rebalancing:
         self._note_log()
 
     def approve(self, number: int, by: str) -> Proposal:
-        """A person approves. Raises ApiError 404."""
+        """A person approves. Raises ApiError 404, or 409 where another gateway leads."""
+        if not self._leadership.leads:
+            raise not_leader(self._leadership)
         try:
             return self.controller.approve(number, by, time.monotonic())
         except NoSuchProposal as error:
@@ -112,7 +124,9 @@ class Rebalancing:
             self._note_log()
 
     def refuse(self, number: int, by: str) -> Proposal:
-        """A person refuses. Raises ApiError 404."""
+        """A person refuses. Raises ApiError 404, or 409 where another gateway leads."""
+        if not self._leadership.leads:
+            raise not_leader(self._leadership)
         try:
             return self.controller.refuse(number, by, time.monotonic())
         except NoSuchProposal as error:

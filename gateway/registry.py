@@ -164,6 +164,19 @@ class Registry:
             session.lose("cluster_removed")
         return removed
 
+    def reload(self) -> None:
+        """Take what the state holds of clusters now; nodes of those that are removed are dismissed."""
+        self._clusters = self._load()
+        for session in self.nodes():
+            cluster = self._clusters.get(session.join.cluster)
+            if cluster is None or cluster.state is ClusterState.REMOVED:
+                session.lose("cluster_removed")
+
+    @property
+    def role_epoch(self) -> int:
+        """The newest epoch that any joined node has obeyed."""
+        return max((session.join.role_epoch for session in self._sessions.values()), default=0)
+
     def accuracy(self, cluster: str) -> TtftRatio:
         """How far predictions of what a cluster serves were off."""
         return self._accuracies.setdefault(cluster, TtftRatio())

@@ -73,7 +73,9 @@ class NodeSession:
         self.becoming: Role | None = None
         """The role that a conversion leads to; None where there is none. It gets no work meanwhile."""
         self.lost: str | None = None
-        self._others = 0
+        self.others_jobs = 0
+        """Jobs there that other gateways gave, as it said last, or as far as it counts more than was sent from here."""
+        self._others_tokens: int | None = None
         self._lingering: OrderedDict[str, JobOwner] = OrderedDict()
         self._cancels: OrderedDict[str, float] = OrderedDict()
         self._backlog: deque[bytes] = deque()
@@ -93,11 +95,13 @@ class NodeSession:
     @property
     def free_slots(self) -> int:
         """Jobs it may still take, beside those that were sent from here and what it counted of others' last."""
-        return max(0, self.join.max_queue - len(self.jobs) - self._others)
+        return max(0, self.join.max_queue - len(self.jobs) - self.others_jobs)
 
     @property
     def queued_tokens(self) -> int:
         """Prompt tokens that wait there or are being computed."""
+        if self._others_tokens is not None:
+            return self._sent_tokens + self._others_tokens
         counted = 0 if self.heartbeat is None else self.heartbeat.queued_tokens
         return max(counted, self._sent_tokens)
 
@@ -122,7 +126,12 @@ class NodeSession:
     def heard(self, heartbeat: Heartbeat, now: float) -> None:
         """Take what it says of itself, and learn from what its codecs have done since it last said so."""
         self.heartbeat = heartbeat
-        self._others = max(0, heartbeat.queued_jobs + heartbeat.running - len(self.jobs))
+        if heartbeat.others_jobs is None:
+            self.others_jobs = max(0, heartbeat.queued_jobs + heartbeat.running - len(self.jobs))
+        else:
+            self.others_jobs, self._others_tokens = max(0, heartbeat.others_jobs), max(0, heartbeat.others_tokens)
+        if heartbeat.role is not None and heartbeat.role_epoch > self.join.role_epoch:
+            self.plays(heartbeat.role, heartbeat.role_epoch)  # another gateway ordered it
         self.speed.claim(heartbeat.prefill_tokens_per_s)
         for work in heartbeat.codecs[:MAX_CODECS]:
             self.codecs.count(work.codec, *_encoded_decoded(work), now)

@@ -10,7 +10,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ LOCK_WAIT_S = 1.0
 LOOK_EVERY_S = 0.5
 """How often what is cached of the file is held against what other processes did to it."""
 SCHEMA_VERSION = 4
+OPERATOR_TABLES = ("keys", "tenants", "clusters")
+"""What operators say. The first column of each names a row."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS secrets (name TEXT PRIMARY KEY, value BLOB NOT NULL);
@@ -97,9 +99,51 @@ class State:
             why, cure = " ".join(str(error).split()), "restore it from a copy, or name another file"
             raise ConfigError(f"--state {self.file}: {what} cannot be read ({why}); {cure}") from error
 
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        """All of one of ``OPERATOR_TABLES``, by column. Raises as ``execute``."""
+        assert table in OPERATOR_TABLES
+        columns = [row[1] for row in self.execute(f"PRAGMA table_info({table})")]
+        listed = self.execute(f"SELECT {', '.join(columns)} FROM {table}")  # noqa: S608 (names of ours)
+        return [dict(zip(columns, row, strict=True)) for row in listed]
+
+    def replace_rows(self, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Make these all that one of ``OPERATOR_TABLES`` holds, in one step; columns unknown here are left out.
+
+        Raises as ``execute``.
+        """
+        assert table in OPERATOR_TABLES
+        columns = {row[1] for row in self.execute(f"PRAGMA table_info({table})")}
+        with self._lock:
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+                self._db.execute(f"DELETE FROM {table}")  # noqa: S608
+                for row in rows:
+                    known = {name: value for name, value in row.items() if name in columns}
+                    names, marks = ", ".join(known), ", ".join("?" * len(known))
+                    statement = f"INSERT OR REPLACE INTO {table} ({names}) VALUES ({marks})"  # noqa: S608
+                    self._db.execute(statement, tuple(known.values()))
+                self._db.execute("COMMIT")
+            except sqlite3.Error as error:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise ApiError(503, f"the state file: {error}", code="state_unavailable", retry_after_s=1) from error
+
     def outside_changes(self) -> int:
         """A number that differs whenever another process has changed the file."""
         return int(self.execute("PRAGMA data_version")[0][0])
+
+    def role_epoch(self) -> int:
+        """The newest epoch of a role order that was kept; 0 for none."""
+        rows = self.execute("SELECT value FROM counters WHERE name = 'role_epoch'")
+        return int(rows[0][0]) if rows else 0
+
+    def keep_role_epoch(self, epoch: int) -> None:
+        """Remember that orders up to this epoch were given, whoever numbered them."""
+        self.execute(
+            "INSERT INTO counters (name, value) VALUES ('role_epoch', ?) "
+            "ON CONFLICT (name) DO UPDATE SET value = max(value, excluded.value)",
+            (epoch,),
+        )
 
     def ticket_key(self) -> Ed25519PrivateKey:
         """The key that signs tickets, made at first use."""

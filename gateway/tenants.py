@@ -35,19 +35,20 @@ class Tenants:
         terms.check()
         kept = msgspec.json.encode(terms, order="deterministic").decode()
         self._state.execute("INSERT OR REPLACE INTO tenants (name, terms) VALUES (?, ?)", (name, kept))
-        self._load()
+        self.reload()
 
     def remove(self, name: str) -> bool:
         """Forget what was said; False where there was nothing."""
         found = self._state.execute("DELETE FROM tenants WHERE name = ? RETURNING name", (name,))
-        self._load()
+        self.reload()
         return bool(found)
 
-    def _refresh(self) -> None:
-        if self._outside.changed():
-            self._load()
-
-    def _load(self) -> None:
+    def reload(self) -> None:
+        """Take what the state holds now."""
         with self._state.reading("tenants"):
             rows = self._state.execute("SELECT name, terms FROM tenants")
             self._terms = {name: msgspec.json.decode(kept, type=TenantTerms) for name, kept in rows}
+
+    def _refresh(self) -> None:
+        if self._outside.changed():
+            self.reload()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from scheduler.controller.ledger import Ledger
+from collections.abc import Sequence
+
+from scheduler.controller.ledger import Ledger, added
 from scheduler.controller.observation import Spoken
 from scheduler.decision import Decision
 
+MOST_HEARD = 1 << 12
 MOST_LENGTHS = 1 << 16
 """Between two looks of the controller; more say nothing new."""
 
@@ -16,6 +19,7 @@ class TrafficMeter:
     def __init__(self) -> None:
         self._lengths: list[int] = []
         self._ledger = Ledger()
+        self._heard: list[Spoken] = []
 
     def arrived(self, uncached_tokens: int) -> None:
         """A request with so many tokens to prefill."""
@@ -30,10 +34,16 @@ class TrafficMeter:
         """An answer is over; ``whole`` where it was not broken off."""
         self._ledger.ended(id(answer), whole)
 
+    def heard(self, lengths: Sequence[int], spoken: Sequence[Spoken]) -> None:
+        """What went through another gateway; ``begun`` by this one's clock."""
+        self._lengths += lengths[: MOST_LENGTHS - len(self._lengths)]
+        self._heard += spoken[: MOST_HEARD - len(self._heard)]
+
     def take(self) -> tuple[tuple[int, ...], tuple[Spoken, ...]]:
         """Lengths and account since the last call."""
         lengths, self._lengths = tuple(self._lengths), []
-        return lengths, self._ledger.take()
+        heard, self._heard = self._heard, []
+        return lengths, added((*self._ledger.take(), *heard)) if heard else self._ledger.take()
 
 
 def uncached_at_home(decision: Decision, prompt_tokens: int) -> int:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 from scheduler.controller.observation import Spoken
 
 TOGETHER_S = 10.0
 """Answers that begin within the same so many seconds count as one group."""
+
+
+def added(accounts: Iterable[Spoken]) -> tuple[Spoken, ...]:
+    """Several accounts as one, oldest group first; those of other clocks fall into the groups of this one."""
+    tokens: dict[float, int] = {}
+    ends: dict[float, int] = {}
+    for one in accounts:
+        group = one.begun // TOGETHER_S * TOGETHER_S
+        tokens[group] = tokens.get(group, 0) + one.tokens
+        ends[group] = ends.get(group, 0) + one.ends
+    return tuple(Spoken(group, tokens[group], ends[group]) for group in sorted(tokens))
 
 
 class Ledger:

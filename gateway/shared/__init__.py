@@ -1,0 +1,1 @@
+"""What gateways share so that several act as one: over Redis, or with nobody."""

@@ -1,0 +1,207 @@
+"""A gateway among several that share a Redis: what it asks and tells there, twice a second, in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Any
+
+import msgspec
+
+from gateway.shared.leading import TERM_BITS, SharedLeadership
+from gateway.shared.link import RedisAway, RedisLink
+from gateway.shared.records import SharedRecords
+from gateway.shared.roster import BEAT_S, Replica, Roster
+from gateway.shared.rows import SharedRows
+from gateway.shared.settings import RedisSettings
+from gateway.shared.sharing import Parts
+from gateway.shared.slices import Slices
+from gateway.state import State
+from scheduler.controller.observation import Spoken
+
+log = logging.getLogger(__name__)
+
+
+class Traffic(msgspec.Struct, frozen=True, array_like=True):
+    """What went through one gateway since it last said so; ``begun`` of ``spoken`` are Unix seconds."""
+
+    lengths: tuple[int, ...]
+    spoken: tuple[Spoken, ...]
+
+
+class Together:
+    """``Sharing`` over Redis. Nothing here is waited for by a client's request."""
+
+    def __init__(self, settings: RedisSettings, state: State, local_cluster: str) -> None:
+        self.id = secrets.token_hex(8)
+        self.link = RedisLink(settings)
+        self._state = state
+        self._parts: Parts | None = None
+        self._roster = Roster(self.link, Replica(self.id, "", local_cluster), self._least_term)
+        self.leadership = SharedLeadership(self._roster, state.keep_role_epoch)
+        self.slices = Slices(self.link, self.id, lambda: len(self._roster.replicas))
+        self.records = SharedRecords(self.link, self.id)
+        self._rows = SharedRows(self.link, state)
+        self._siblings: tuple[str, ...] = ()
+        self._led = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def trouble(self) -> str | None:
+        """Redis is away, and what follows from that."""
+        if self.link.up:
+            return None
+        limits = "an even share" if self.slices.degraded else "as last divided"
+        return (
+            f"Redis at {self.link.where} is away ({self.link.why}): requests are served, limits are {limits}, and "
+            "operators' changes are refused"
+        )
+
+    @property
+    def gateways(self) -> int:
+        """How many there were at the last answer."""
+        return len(self._roster.replicas)
+
+    def start(self, url: str, parts: Parts) -> None:
+        """Begin to beat."""
+        self._roster.me = msgspec.structs.replace(self._roster.me, url=url)
+        self._parts = parts
+        self._rows.tell(*parts.reload)
+        parts.decisions.on_added = self.records.decided
+        parts.history.on_kept = self.records.logged
+        for work in (self._beats(parts), self.slices.run()):
+            self._begin(work)
+
+    async def stop(self) -> None:
+        """Say goodbye, so that nobody waits for this gateway's lease to end."""
+        if not self._tasks:
+            return
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        with suppress(RedisAway):
+            await self._roster.leave()
+            await self.records.flush()
+        await self.link.close()
+
+    def writing(self) -> AbstractAsyncContextManager[None]:
+        """As ``SharedRows.writing``."""
+        return self._rows.writing()
+
+    def pass_on(self, lengths: Sequence[int], spoken: Sequence[Spoken]) -> None:
+        """For the leader, by the wall clock."""
+        if lengths or spoken:
+            self.records.passed(msgspec.msgpack.encode(Traffic(tuple(lengths), _moved(spoken, _offset()))))
+
+    async def find_decision(self, name: str) -> dict[str, Any] | None:
+        """Whichever gateway made it."""
+        with suppress(RedisAway):
+            return await self.records.find(name)
+        return None
+
+    async def recent_decisions(self, limit: int) -> list[dict[str, Any]]:
+        """Of all gateways."""
+        with suppress(RedisAway):
+            return await self.records.recent(limit)
+        return []
+
+    def view(self) -> dict[str, Any]:
+        """Who there is, who leads, and how Redis is."""
+        leader = self._roster.leader
+        listed = [{"id": one.id, "url": one.url, "leads": one.id == leader} for one in self._roster.replicas]
+        redis = {"up": self.link.up, "where": self.link.where, "why": self.link.why or None}
+        return {"gateway": self.id, "leads": self.leadership.leads, "gateways": listed, "redis": redis}
+
+    # ---- in the background
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        task.add_done_callback(_say_broken)
+        self._tasks.append(task)
+
+    def _least_term(self) -> int:
+        """Nodes obey none below it."""
+        epoch = self._state.role_epoch()
+        if self._parts is not None:
+            epoch = max(epoch, self._parts.role_epoch())
+        return epoch >> TERM_BITS
+
+    async def _beats(self, parts: Parts) -> None:
+        while True:
+            with suppress(RedisAway):
+                try:
+                    await self._beat(parts)
+                except RedisAway:
+                    raise
+                except Exception:
+                    log.exception("what gateways share could not be followed")
+            self._lead(parts)
+            await asyncio.sleep(BEAT_S)
+
+    async def _beat(self, parts: Parts) -> None:
+        threshold = parts.threshold
+        beat = await self._roster.beat(f"{threshold.tokens} {threshold.reason}")
+        self._tell_siblings(parts)
+        await self._rows.follow(beat.era, beat.rev)
+        for entry in await self.records.entries(beat.era):
+            parts.history.take(entry.kind, entry.key, entry.row)
+            parts.conversions.elsewhere(entry.kind, entry.row)
+        parts.conversions.mark()
+        if self.leadership.leads:
+            for data in await self.records.take_traffic():
+                traffic = msgspec.msgpack.decode(data, type=Traffic)
+                parts.meter.heard(traffic.lengths, _moved(traffic.spoken, -_offset()))
+        else:
+            _adopt(threshold, beat.threshold)
+        await self.records.flush()
+
+    def _lead(self, parts: Parts) -> None:
+        """Begin to lead, or stop: what another leader left in the middle ends, and what this one has under way."""
+        leads = self.leadership.leads
+        if leads and not self._led:
+            parts.conversions.took_over()
+        elif self._led and not leads and self._roster.leader not in ("", self.id):
+            parts.conversions.abandon()
+        if leads or self._roster.leader not in ("", self.id):
+            self._led = leads
+
+    def _tell_siblings(self, parts: Parts) -> None:
+        siblings = self._roster.siblings
+        if siblings != self._siblings:
+            self._siblings = siblings
+            parts.siblings(siblings)
+
+
+def _adopt(threshold: Any, said: str) -> None:
+    """Heed what the leader has found."""
+    tokens, _, reason = said.partition(" ")
+    if tokens.isdigit():
+        threshold.tokens, threshold.reason = int(tokens), reason
+
+
+def _offset() -> float:
+    """From the controller's clock to Unix time."""
+    return time.time() - time.monotonic()
+
+
+def _moved(spoken: Sequence[Spoken], by: float) -> tuple[Spoken, ...]:
+    return tuple(Spoken(one.begun + by, one.tokens, one.ends) for one in spoken)
+
+
+def _say_broken(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.error("what gateways share is not followed any more", exc_info=task.exception())
+
+
+async def take_first(settings: RedisSettings, state: State) -> None:
+    """Before a gateway serves: bring its state up to what the others have. Raises RedisAway."""
+    link = RedisLink(settings)
+    try:
+        await SharedRows(link, state).first()
+    finally:
+        await link.close()

@@ -1,0 +1,144 @@
+"""Keys, tenants and clusters are the same on every gateway, and survive a Redis that forgets."""
+
+import asyncio
+
+import pytest
+
+from gateway.errors import ApiError
+from gateway.keys import KeyBook, Role
+from gateway.registry import Dial, Registry
+from gateway.shared.roster import Replica, Roster
+from gateway.shared.rows import SharedRows
+from gateway.state import State
+from gateway.tenants import Tenants
+from gateway.terms import TenantTerms
+
+
+class One:
+    """As much of a gateway as its rows need."""
+
+    def __init__(self, link, model, name, state=None):
+        self.link = link
+        self.state = state or State(None)
+        self.keys, self.tenants = KeyBook(self.state), Tenants(self.state)
+        self.registry = Registry(self.state, "local", model.fingerprint, 100)
+        self.rows = SharedRows(link, self.state, (self.keys.reload, self.tenants.reload, self.registry.reload))
+        self.roster = Roster(link, Replica(name, f"http://{name}"), lambda: 0)
+
+    async def beat(self):
+        beat = await self.roster.beat("")
+        await self.rows.follow(beat.era, beat.rev)
+
+
+async def two(link, model):
+    a, b = One(link(), model, "a"), One(link(), model, "b")
+    await a.beat()
+    await b.beat()
+    return a, b
+
+
+async def test_what_is_said_to_one_gateway_holds_on_the_other_at_its_next_beat(link, model):
+    a, b = await two(link, model)
+    async with a.rows.writing():
+        key_id, secret = a.keys.create("ops", Role.ADMIN)
+        a.tenants.set("blue", TenantTerms(2.0))
+        a.registry.register("east", Dial.IN)
+    await b.beat()
+    assert b.keys.find(secret).key_id == key_id
+    assert b.tenants.of("blue").weight == 2.0
+    assert b.registry.cluster("east").dial is Dial.IN
+    async with b.rows.writing():
+        b.keys.revoke(key_id)
+        b.registry.set_draining("east", True)
+    await a.beat()
+    assert a.keys.find(secret) is None
+    assert a.registry.cluster("east").state == "draining"
+
+
+async def test_a_change_is_made_on_what_is_newest(link, model):
+    a, b = await two(link, model)
+    async with a.rows.writing():
+        a.registry.register("east", Dial.IN)
+    with pytest.raises(ApiError, match="registered already"):
+        async with b.rows.writing():
+            b.registry.register("east", Dial.OUT)
+
+
+async def test_two_that_change_at_the_same_time_do_not_undo_each_other(link, model):
+    a, b = await two(link, model)
+    with pytest.raises(ApiError) as refused:  # noqa: PT012 (the end of the block raises)
+        async with a.rows.writing():
+            a.tenants.set("mine", TenantTerms())
+            async with b.rows.writing():
+                b.tenants.set("theirs", TenantTerms())
+    assert (refused.value.status, refused.value.code) == (409, "changed_meanwhile")
+    assert list(a.tenants.all()) == ["theirs"]
+
+
+async def test_without_redis_a_change_is_refused_before_it_is_made(redis, link, model):
+    a, _ = await two(link, model)
+    redis.kill()
+    try:
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(ApiError) as refused:
+            async with a.rows.writing():
+                a.keys.create("late", Role.CLIENT)
+        assert asyncio.get_running_loop().time() - began < 1.5
+        assert (refused.value.status, refused.value.code) == (503, "redis_unavailable")
+        assert "Redis at redis://127.0.0.1" in refused.value.message
+        assert len(a.keys) == 0
+    finally:
+        redis.restart()
+
+
+async def test_a_change_that_redis_did_not_take_is_taken_back_here(redis, link, model):
+    a, _ = await two(link, model)
+    try:
+        with pytest.raises(ApiError, match="Redis"):  # noqa: PT012 (the end of the block raises)
+            async with a.rows.writing():
+                a.keys.create("late", Role.CLIENT)
+                redis.kill()
+        assert len(a.keys) == 0
+    finally:
+        redis.restart()
+
+
+async def test_an_emptied_redis_gets_back_what_the_gateways_know(redis, link, model):
+    a, b = await two(link, model)
+    async with a.rows.writing():
+        _, secret = a.keys.create("ops", Role.ADMIN)
+        gone, _ = a.keys.create("gone", Role.CLIENT)
+        a.registry.register("east", Dial.IN)
+    async with a.rows.writing():
+        a.keys.revoke(gone)
+    await b.beat()
+    redis.say("FLUSHALL")
+    await b.beat()
+    await a.beat()
+    fresh = One(link(), model, "c")
+    await fresh.beat()
+    for one in (a, b, fresh):
+        assert [entry.principal.name for entry in one.keys.entries()] == ["ops"]
+        assert one.keys.find(secret) is not None
+        assert one.registry.cluster("east")
+
+
+async def test_a_gateway_brings_what_only_its_file_knows_but_not_what_was_removed(link, model, tmp_path):
+    file = State(tmp_path / "state.db")
+    for_all, revoked = (KeyBook(file).create(name, Role.ADMIN) for name in ("brought", "revoked"))
+    a = One(link(), model, "a")
+    await a.beat()
+    late = One(link(), model, "late", file)
+    await late.beat()
+    await a.beat()
+    assert a.keys.find(for_all[1]) is not None
+    async with a.rows.writing():
+        a.keys.revoke(revoked[0])
+    again = One(link(), model, "again", State(tmp_path / "state.db"))  # it had not heard of that
+    await again.rows.first()
+    assert again.keys.find(revoked[1]) is None
+    await again.beat()
+    await a.beat()
+    assert a.keys.find(revoked[1]) is None
+    file.close()
+    again.state.close()
