@@ -22,9 +22,12 @@ from gateway.decisions import Decisions
 from gateway.errors import ApiError
 from gateway.executors import Executors, OwnNodes
 from gateway.fleet import config as fleet_config
+from gateway.fleet import reload as fleet_reload
 from gateway.fleet.composing import split_serving
+from gateway.fleet.config import EngineConfig
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.health import HealthWatch
+from gateway.fleet.routes import add_engine_routes
 from gateway.health_routes import add_health_routes
 from gateway.history import History
 from gateway.hot import ENDPOINTS, Generation
@@ -87,8 +90,7 @@ class Gateway:
         ticket_key = state.ticket_key()
         builder = AttemptBuilder(self.registry, ticket_key, model.fingerprint.digest())
         threshold, meter = Threshold(config.threshold_tokens), TrafficMeter()
-        engines = () if config.engines_file is None else fleet_config.read(config.engines_file, config.local_cluster)
-        self.fleet = Fleet(engines, config.local_cluster)
+        self.fleet = Fleet(_engines(config), config.local_cluster)
         self._upstream = Pool()
         self._health = HealthWatch(self.fleet, self._upstream)
         self.waiting = WaitingRoom(config.queue, config.queue_timeout_s, self._has_room)
@@ -137,6 +139,7 @@ class Gateway:
         add_admission_routes(self._routes, tenants, config.max_body_bytes)
         add_health_routes(self._routes, self.canary)
         add_reload_routes(self._routes, self.reload)
+        add_engine_routes(self._routes, self.fleet)
         self._follow(policy, threshold)
 
     @property
@@ -148,7 +151,8 @@ class Gateway:
         """Read the configuration again. Raises ConfigError where nothing was changed."""
         if self.reloading is None:
             raise ConfigError("this gateway was not started by `prfaas gateway`")
-        return self.reloading()
+        engines = _engines(self.config)
+        return [*self.reloading(), *fleet_reload.take(self.fleet, self._health, engines)]
 
     async def follow_certificate(self) -> None:
         """Take a certificate whose files change, until cancelled."""
@@ -289,6 +293,11 @@ class Gateway:
             return
         await receive()
         await send({"type": "websocket.close", "code": 1008})
+
+
+def _engines(config: GatewayConfig) -> tuple[EngineConfig, ...]:
+    """Those that the operator's file lists. Raises ConfigError."""
+    return () if config.engines_file is None else fleet_config.read(config.engines_file, config.local_cluster)
 
 
 def _tracer(config: GatewayConfig) -> Tracer:

@@ -126,6 +126,7 @@ def list_nodes(api: Api, as_json: bool) -> None:
 def status(api: Api, as_json: bool) -> None:
     """Show whether a gateway can serve, and what it has."""
     found = api.call("GET", "/v1/status")
+    found["engines"] = api.call("GET", "/v1/engines")["engines"]
     if as_json:
         print_json(found)
         return
@@ -144,6 +145,9 @@ def status(api: Api, as_json: bool) -> None:
     _cluster_table(found["clusters"])
     click.echo()
     _node_table(found["nodes"])
+    if found["engines"]:
+        click.echo()
+        _engine_table(found["engines"])
 
 
 def _say(cluster: dict[str, Any], as_json: bool) -> None:
@@ -166,6 +170,20 @@ def _cluster_table(found: list[dict[str, Any]]) -> None:
         rows.append((one["name"], kind, *where, one["state"], one["dial"], nodes, *way))
     columns = ("cluster", "kind", "region", "trusted", "state", "dial", "accepting", "link", "rtt", "")
     print_table(columns, rows, "no clusters")
+
+
+def _engine_table(found: list[dict[str, Any]]) -> None:
+    rows = []
+    for one in found:
+        word = "leaving" if one["draining"] else one["trouble"]
+        if word is None:
+            word = "accepting" if one["accepting"] else f"breaker {one['breaker']}"
+        speed, load = one["prefill_tokens_per_s"], f"{one['running']}/{one['max_running']}"
+        kind = (one["model"], one["dialect"], one["role"])
+        work = (load, one["prefilling_tokens"], speed and f"{speed:.0f}")
+        rows.append((one["name"], one["cluster"], *kind, word, *work))
+    columns = ("engine", "cluster", "model", "dialect", "role", "state", "running", "prefilling", "prefill tokens/s")
+    print_table(columns, rows, "no engines")
 
 
 def _node_table(found: list[dict[str, Any]]) -> None:

@@ -18,20 +18,26 @@ from gateway.services import Services
 from gateway.tokenizing import Tokenizing
 from gateway.upstream.pool import Pool
 from scheduler.policy import RoutingPolicy
+from scheduler.values import PolicyValues
 
 
 def split_serving(
     services: Services, fleet: Fleet, pool: Pool, health: HealthWatch, tokenizing: Tokenizing
 ) -> SplitServing:
     """One for the gateway. Engines hand KV on as it is, so that is the codec that the policy counts with."""
-    values = msgspec.structs.replace(services.policy.values, local_codec="raw", remote_codec="raw")
-    own = replace(services, policy=RoutingPolicy(values))
+    policy = RoutingPolicy(_values(services.policy.values))
+    services.live.follow(lambda new: setattr(policy, "values", _values(new.policy)))
+    own = replace(services, policy=policy)
     calls = Calls(fleet, pool, Errands(pool))
 
     def terms(name: str) -> Terms:
         return _terms(services.registry, name)
 
     return SplitServing(Splits(own, calls, health, terms), tokenizing)
+
+
+def _values(given: PolicyValues) -> PolicyValues:
+    return msgspec.structs.replace(given, local_codec="raw", remote_codec="raw")
 
 
 def _terms(registry: Registry, name: str) -> Terms:
