@@ -67,22 +67,24 @@ class CacheListener(Protocol):
         """These blocks, or the snapshots at their ends, are gone; children before their parents."""
 
 
-Value = Callable[[EntryKind, int, int, float], float]
-"""(kind, tokens, pages, floor) to the value of an entry: the least valuable is evicted first.
+Value = Callable[[EntryKind, int, int, bool], float]
+"""(kind, tokens, pages, copied) to what it costs to lose an entry, for each page that it takes.
 
-``tokens`` would have to be computed again without it, ``pages`` it takes. ``floor`` is the highest value evicted so far
-when the entry was last used: a value that grows with it ages what is not used.
+Without it ``tokens`` would have to be computed again; where it is ``copied`` to a tier below, read back instead.
 """
 
 
-def greedy_dual(kind: EntryKind, tokens: int, pages: int, floor: float) -> float:
-    """Least recently used, weighted by what a page would cost to compute again: GreedyDual-Size (Cao, Irani 1997)."""
-    return floor + tokens / pages
+def recomputation(kind: EntryKind, tokens: int, pages: int, copied: bool) -> float:
+    """Tokens to be computed again, where there is no tier below."""
+    return tokens / pages
 
 
 @dataclass(eq=False, slots=True)
 class Entry:
-    """``pins`` hold it firmly, ``soft`` ones until its room is needed. ``stamp`` is its place in the eviction queue."""
+    """``pins`` hold it firmly, ``soft`` ones until its room is needed. ``copied``: a tier below has the same bytes.
+
+    ``floor``, ``value`` and ``stamp`` are the eviction queue's.
+    """
 
     kind: EntryKind
     tokens: int
@@ -90,6 +92,8 @@ class Entry:
     provenance: Provenance
     pins: int = 0
     soft: int = 0
+    copied: bool = False
+    floor: float = 0.0
     value: float = 0.0
     stamp: int = 0
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from kvcache.blocks import PagePool, PoolFull
 from kvcache.chain import TokenChain
 from kvcache.eviction import EvictionQueue
-from kvcache.kept import Block, CacheListener, Entry, EntryKind, Provenance, Snapshot, StoredBlock, Value, greedy_dual
+from kvcache.kept import Block, CacheListener, Entry, EntryKind, Provenance, Snapshot, StoredBlock, Value, recomputation
 from kvcache.lease import Lease
 from kvcache.quality import Quality
 
@@ -54,7 +54,7 @@ class PrefixCache:
         block_tokens: int,
         *,
         snapshots: bool,
-        value: Value = greedy_dual,
+        value: Value = recomputation,
         listener: CacheListener | None = None,
     ) -> None:
         self.pool = pool
@@ -63,11 +63,12 @@ class PrefixCache:
         self._snapshots = snapshots
         self._listener = listener
         self._blocks: dict[bytes, Block] = {}
-        self._queue = EvictionQueue(value)
+        self._queue = EvictionQueue[Entry](lambda entry: _worth(value, entry), _may_go)
         self._soft: dict[Lease, None] = {}
         self._pages = 0
         self._firm_pages = 0
         self._leased_pages = 0
+        self._copied_pages = 0
         self._hits = 0
         self._hit_tokens = 0
         self._evicted_pages = 0
@@ -83,6 +84,11 @@ class PrefixCache:
     def idle_pages(self) -> int:
         """Pages that can be freed without revoking any lease."""
         return self._pages - self._leased_pages
+
+    @property
+    def copied_pages(self) -> int:
+        """Pages of entries that a tier below has, too."""
+        return self._copied_pages
 
     @property
     def figures(self) -> CacheFigures:
@@ -105,6 +111,11 @@ class PrefixCache:
         """Whether the block, or a snapshot at its end, is kept, of whatever quality."""
         block = self._blocks.get(name)
         return block is not None and (kind is EntryKind.BLOCK or block.snapshot is not None)
+
+    def entry(self, name: bytes, kind: EntryKind) -> Block | Snapshot | None:
+        """The block, or the snapshot at its end, as it is kept now."""
+        block = self._blocks.get(name)
+        return block if block is None or kind is EntryKind.BLOCK else block.snapshot
 
     def stored(self) -> Iterator[StoredBlock]:
         """Every block, parents first."""
@@ -246,6 +257,19 @@ class PrefixCache:
         self.told_freed()
         return True
 
+    # ---- what tiers below have, too
+
+    def copied(self, entry: Entry, copied: bool) -> None:
+        """A tier below has, or no longer has, what this entry holds: losing it costs something else than before."""
+        if copied is not entry.copied:
+            entry.copied = copied
+            self._copied_pages += len(entry.pages) if copied else -len(entry.pages)
+            self._queue.revalue(entry)
+
+    def next_uncopied(self) -> Entry | None:
+        """What would go next of the entries that no tier below has; None where all have a copy or are held."""
+        return self._queue.least(lambda entry: not entry.copied)
+
     # ---- what goes
 
     def evict(self, pages: int) -> None:
@@ -289,11 +313,9 @@ class PrefixCache:
         assert all(block.children == children.get(name, 0) for name, block in self._blocks.items())
         assert self._firm_pages == sum(len(e.pages) for e in entries if e.pins), "pinned pages miscounted"
         assert self._leased_pages == sum(len(e.pages) for e in entries if e.pins or e.soft), "leased pages miscounted"
+        assert self._copied_pages == sum(len(e.pages) for e in entries if e.copied), "copied pages miscounted"
         for entry in entries:
-            free = not (entry.pins or entry.soft)
-            if isinstance(entry, Block):
-                free = free and not entry.children and entry.snapshot is None
-            assert bool(entry.stamp) == free, "the eviction queue holds other entries than those that may go"
+            assert bool(entry.stamp) == _may_go(entry), "the eviction queue holds other entries than those that may go"
 
     # ---- inside
 
@@ -327,12 +349,14 @@ class PrefixCache:
         return more and not (held.pins or held.soft)
 
     def _replace(self, held: Entry, pages: Sequence[int], provenance: Provenance) -> None:
+        self.copied(held, False)
         self.pool.drop(held.pages)
         self._pages += len(pages) - len(held.pages)
         held.pages, held.provenance = tuple(pages), provenance
         self._queue.touch(held)
 
     def _remove(self, entry: Entry) -> None:
+        self.copied(entry, False)
         self.pool.drop(entry.pages)
         self._pages -= len(entry.pages)
         self._evicted_pages += len(entry.pages)
@@ -356,6 +380,16 @@ class PrefixCache:
         self._firm_pages += size if entry.pins else 0
         self._leased_pages += size if entry.pins or entry.soft else 0
         self._queue.consider(entry)
+
+
+def _may_go(entry: Entry) -> bool:
+    """Whether nobody holds it and nothing that is kept needs it."""
+    free = not (entry.pins or entry.soft)
+    return free and not (isinstance(entry, Block) and (entry.children or entry.snapshot is not None))
+
+
+def _worth(value: Value, entry: Entry) -> float:
+    return value(entry.kind, entry.tokens, len(entry.pages), entry.copied)
 
 
 def _usable(snapshot: Snapshot | None, quality: Quality) -> bool:

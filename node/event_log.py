@@ -25,8 +25,8 @@ from kvcache.kv_events import (
     encode_extras,
 )
 from kvcache.quality import Quality
+from kvcache.tiers.telling import FILES, MEMORY
 
-MEDIUM = "CPU"
 FULL_GROUP, SNAPSHOT_GROUP = 0, 1
 FULL_KIND = "full_attention"
 GATHER_S = 0.02
@@ -48,8 +48,18 @@ class Stored(Protocol):
         """Every snapshot: the block at whose end it lies, and its quality."""
 
 
+class InFiles(Protocol):
+    """Tiers that can say what is in files and not in the pool, as ``Stored`` does."""
+
+    def stored_in_files(self) -> Iterator[StoredBlock]:
+        """Blocks, parents first."""
+
+    def snapshots_in_files(self) -> Iterator[tuple[bytes, Quality]]:
+        """Snapshots."""
+
+
 class EventLog:
-    """Is told by the cache (a ``CacheListener``), numbers what it is told, and calls ``on_batch`` for each batch.
+    """Is told by the cache (a ``CacheListener``, with tiers a ``MediumListener``), numbers it, calls ``on_batch`` then.
 
     ``snapshot_kind`` is how the model's windows or states are called in events. All calls come from the event loop.
     """
@@ -65,6 +75,7 @@ class EventLog:
         self._allowed_bytes = KEPT_BYTES
         self._restated_at = -1
         self.next_seq = 0
+        self.tiers: InFiles | None = None
         self.on_batch: list[OnBatch] = []
 
     @property
@@ -88,25 +99,25 @@ class EventLog:
 
     # ---- what the cache tells
 
-    def stored(self, blocks: Sequence[StoredBlock]) -> None:
+    def stored(self, blocks: Sequence[StoredBlock], medium: str = MEMORY) -> None:
         """Blocks can be used from now on, parents first."""
-        self._add(_runs(blocks, self._block_tokens))
+        self._add(_runs(blocks, self._block_tokens, medium))
 
-    def snapshot(self, hash: bytes, quality: Quality) -> None:
+    def snapshot(self, hash: bytes, quality: Quality, medium: str = MEMORY) -> None:
         """Windows and states at the end of block ``hash`` can be used from now on."""
         if quality is Quality.EXACT:
-            self._add([self._snapshot_event(hash)])
+            self._add([self._snapshot_event(hash, medium)])
 
-    def removed(self, hashes: Sequence[bytes], kind: EntryKind) -> None:
-        """These blocks, or the snapshots at their ends, are gone."""
+    def removed(self, hashes: Sequence[bytes], kind: EntryKind, medium: str = MEMORY) -> None:
+        """These blocks, or the snapshots at their ends, are gone from there."""
         group = FULL_GROUP if kind is EntryKind.BLOCK else SNAPSHOT_GROUP
         parts = (hashes[at : at + BATCH_BLOCKS] for at in range(0, len(hashes), BATCH_BLOCKS))
-        self._add(BlockRemoved(tuple(part), MEDIUM, group) for part in parts)
+        self._add(BlockRemoved(tuple(part), medium, group) for part in parts)
 
     # ---- batches
 
     def restate(self, cache: Stored) -> int:
-        """Begin anew: a batch that clears everything, then all that ``cache`` holds. Returns the first one's number.
+        """Begin anew: a batch that clears everything, then all that is held. Returns the first one's number.
 
         What was kept from before has no meaning any more and goes. All of the new is kept, however much it is: it takes
         less than a thousandth of the KV that it speaks of.
@@ -117,9 +128,9 @@ class EventLog:
         self._allowed_bytes = sys.maxsize
         first = self._restated_at = self.next_seq
         self._add([AllBlocksCleared()])
-        self._add(_runs(cache.stored(), self._block_tokens))
-        exact = (name for name, quality in cache.stored_snapshots() if quality is Quality.EXACT)
-        self._add(self._snapshot_event(name) for name in exact)
+        self._restate(cache.stored(), cache.stored_snapshots(), MEMORY)
+        if self.tiers is not None:
+            self._restate(self.tiers.stored_in_files(), self.tiers.snapshots_in_files(), FILES)
         self.flush()
         self._allowed_bytes = max(KEPT_BYTES, 2 * self._kept_bytes)
         return first
@@ -155,35 +166,40 @@ class EventLog:
         if self._pending and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(GATHER_S, self.flush)
 
-    def _snapshot_event(self, name: bytes) -> BlockStored:
+    def _restate(self, blocks: Iterable[StoredBlock], snapshots: Iterable[tuple[bytes, Quality]], medium: str) -> None:
+        self._add(_runs(blocks, self._block_tokens, medium))
+        exact = (name for name, quality in snapshots if quality is Quality.EXACT)
+        self._add(self._snapshot_event(name, medium) for name in exact)
+
+    def _snapshot_event(self, name: bytes, medium: str) -> BlockStored:
         return BlockStored(
             (name,),
             None,
             (),
             self._block_tokens,
             None,
-            MEDIUM,
+            medium,
             None,
             group_idx=SNAPSHOT_GROUP,
             kv_cache_spec_kind=self._snapshot_kind,
         )
 
 
-def _runs(blocks: Iterable[StoredBlock], block_tokens: int) -> Iterator[BlockStored]:
+def _runs(blocks: Iterable[StoredBlock], block_tokens: int, medium: str) -> Iterator[BlockStored]:
     """The exact ones of these blocks, as few events as their chains and the size of a batch allow."""
     run: list[StoredBlock] = []
     for block in blocks:
         if block.quality is not Quality.EXACT:
             continue
         if run and (block.parent != run[-1].hash or len(run) * block_tokens >= BATCH_TOKENS):
-            yield _event(run, block_tokens)
+            yield _event(run, block_tokens, medium)
             run = []
         run.append(block)
     if run:
-        yield _event(run, block_tokens)
+        yield _event(run, block_tokens, medium)
 
 
-def _event(run: list[StoredBlock], block_tokens: int) -> BlockStored:
+def _event(run: list[StoredBlock], block_tokens: int, medium: str) -> BlockStored:
     """As vLLM tells it: the LoRA among the extras of every block, the salt among those of a prompt's first."""
     first = run[0]
     always = [first.lora] if first.lora else []
@@ -195,7 +211,7 @@ def _event(run: list[StoredBlock], block_tokens: int) -> BlockStored:
         tuple(token for block in run for token in block.token_ids),
         block_tokens,
         None,
-        MEDIUM,
+        medium,
         first.lora or None,
         extras,
         FULL_GROUP,

@@ -178,7 +178,7 @@ def test_eviction_takes_the_least_recently_used_prompt_leaf_by_leaf() -> None:
 
 
 def test_a_snapshot_goes_before_its_block_and_alone_where_it_is_worth_less() -> None:
-    bench = Bench(value=lambda kind, tokens, pages, floor: float(kind is EntryKind.BLOCK))
+    bench = Bench(value=lambda kind, tokens, pages, copied: float(kind is EntryKind.BLOCK))
     bench.keep(ids(1, 2), 8)
     bench.cache.evict(1)
     assert bench.match(ids(1, 2)) == Match(8, 0)
@@ -188,7 +188,7 @@ def test_a_snapshot_goes_before_its_block_and_alone_where_it_is_worth_less() -> 
 def test_a_snapshot_is_worth_the_tokens_since_the_one_before() -> None:
     seen: list[tuple[EntryKind, int, int]] = []
 
-    def value(kind: EntryKind, tokens: int, pages: int, floor: float) -> float:
+    def value(kind: EntryKind, tokens: int, pages: int, copied: bool) -> float:
         seen.append((kind, tokens, pages))
         return 0.0
 
