@@ -7,11 +7,12 @@ those of a generation earlier) or the engine process is dead, never before.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
 from kvcache.control import Sampling, TokenLogprob
+from kvcache.engine_figures import EngineFigures
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -258,3 +259,12 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """End the process and wait for it. Idempotent."""
+
+
+@runtime_checkable
+class TellsFigures(Protocol):
+    """An engine that keeps a cache and a queue of its own, and says what is in them."""
+
+    @property
+    def figures(self) -> EngineFigures:
+        """As they were seen last."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from kvcache.engine_figures import EngineFigures
 from kvcache.quality import Quality
 from kvcache.replicas import Already, Leaving, Siblings
 from kvcache.wire import Role
@@ -146,7 +147,8 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     node from taking or beginning work, "" where nothing does; other nodes' troubles are not its own.
 
     Pages that the prefix cache can let go of count as free; it keeps ``pages_cached``. Since the node started
-    ``cache_hits`` jobs have found ``cache_hit_tokens`` there, and ``pages_evicted`` were let go of.
+    ``cache_hits`` jobs have found ``cache_hit_tokens`` there, and ``pages_evicted`` were let go of. ``engine`` is what
+    an engine with a cache of its own says of that.
 
     Other gateways than the one that hears this gave the node ``others_jobs`` that are at hand, with ``others_tokens``
     of prompts to compute. It plays ``role`` since the ChangeRole of ``role_epoch``, whichever gateway gave that. Nodes
@@ -169,6 +171,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     cache_hits: int = 0
     cache_hit_tokens: int = 0
     pages_evicted: int = 0
+    engine: EngineFigures | None = None
     others_jobs: int | None = None
     others_tokens: int = 0
     role: Role | None = None

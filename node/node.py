@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from decode_client.client import DecodeClient
 from decode_client.context import ClientContext, ClientLimits
 from engines.process import EngineProcess
-from engines.protocol import Engine, EngineInfo, Loading
+from engines.protocol import Engine, EngineInfo, Loading, TellsFigures
 from engines.spec import EngineSpec
 from kvcache.blocks import PageGeometry, PagePool
 from kvcache.codecs.candidates import candidates
@@ -265,6 +265,7 @@ class Node:
             cache_hits=cache.hits,
             cache_hit_tokens=cache.hit_tokens,
             pages_evicted=cache.evicted_pages,
+            engine=engine.figures if isinstance(engine := self._keeper.engine, TellsFigures) else None,
             others_jobs=jobs,
             others_tokens=tokens,
             role=self._role.role,

@@ -32,13 +32,15 @@ from engines.protocol import (
 from engines.stream import ProcessStream
 from engines.vllm.api import RequestRefused, VllmApi
 from engines.vllm.bookkeeping import JobParams
+from engines.vllm.figures import Watch
 from engines.vllm.jobs import VllmJob
 from engines.vllm.messages import Dismiss, Enlist, FromWorker, PoolInfo
-from engines.vllm.process import VllmProcess, api_socket, private_directory, worker_socket
+from engines.vllm.process import VllmProcess, api_socket, event_socket, private_directory, worker_socket
 from engines.vllm.sampling import sampling_params, token_logprobs
 from engines.vllm.spec import VllmSpec
 from engines.vllm.trial import measure
 from engines.vllm.workers import Workers
+from kvcache.engine_figures import EngineFigures
 from kvcache.hostpool import HostPool
 from kvcache.layout_configs import read_config
 
@@ -57,11 +59,12 @@ END_S = 5.0
 class VllmEngine:
     """See the module (implements ``engines.protocol.Engine``)."""
 
-    def __init__(self, spec: VllmSpec, process: VllmProcess, api: VllmApi) -> None:
+    def __init__(self, spec: VllmSpec, process: VllmProcess, api: VllmApi, watch: Watch) -> None:
         """Use ``start``."""
         self._spec = spec
         self._process = process
         self._api = api
+        self._watch = watch
         self._workers: Workers | None = None
         self._info: EngineInfo | None = None
         self._jobs: dict[str, VllmJob] = {}
@@ -86,7 +89,8 @@ class VllmEngine:
         except OSError as error:
             shutil.rmtree(directory, ignore_errors=True)
             raise EngineLost(f"vLLM does not start: {error}; is --engine-python the Python of its venv?") from error
-        engine = cls(spec, process, VllmApi(api_socket(directory)))
+        api = VllmApi(api_socket(directory))
+        engine = cls(spec, process, api, Watch(api, event_socket(directory)))
         info = PoolInfo(pool.page_bytes, pool.pages, spec.block_tokens, spec.chunk_tokens, spec.layout)
         engine._workers = Workers(worker_socket(directory), pool, info, engine._received, engine._bury)
         engine._run(engine._watch_exit())
@@ -106,6 +110,7 @@ class VllmEngine:
             raise
         engine._run(engine._watch_silence())
         engine._run(engine._watch_health())
+        engine._run(engine._watch.run())
         return engine
 
     @property
@@ -113,6 +118,11 @@ class VllmEngine:
         """What was loaded."""
         assert self._info is not None
         return self._info
+
+    @property
+    def figures(self) -> EngineFigures:
+        """What the server says of itself (implements ``engines.protocol.TellsFigures``)."""
+        return self._watch.figures
 
     @property
     def pid(self) -> int:

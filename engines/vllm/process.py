@@ -39,7 +39,7 @@ class VllmProcess:
         """Start a server that uses ``directory`` (see ``private_directory``). Raises OSError."""
         packages = _link_packages(directory / "packages")
         child = await asyncio.create_subprocess_exec(
-            *spec.command(api_socket(directory), worker_socket(directory)),
+            *spec.command(api_socket(directory), worker_socket(directory), event_socket(directory)),
             env=spec.environment(packages),
             cwd=directory,
             stdin=asyncio.subprocess.DEVNULL,
@@ -121,6 +121,11 @@ def api_socket(directory: Path) -> Path:
 def worker_socket(directory: Path) -> Path:
     """Where the node listens for vLLM's workers."""
     return directory / "workers"
+
+
+def event_socket(directory: Path) -> Path:
+    """Where vLLM publishes its KV events."""
+    return directory / "events"
 
 
 def session(leader: int) -> Iterator[int]:

@@ -14,9 +14,10 @@ from kvcache.layout import DType, KVLayout
 
 CONNECTOR = "PrfaasConnector"
 CONNECTOR_MODULE = "engines.vllm.connector"
+EVENT_TOPIC = "kv"
 OURS = (
     *("--model", "--served-model-name", "--dtype", "--uds", "--host", "--port", "--kv-transfer-config"),
-    *("--max-num-batched-tokens", "--max-num-seqs", "--scheduling-policy", "--api-key"),
+    *("--max-num-batched-tokens", "--max-num-seqs", "--scheduling-policy", "--api-key", "--kv-events-config"),
 )
 """Arguments that the node sets itself."""
 
@@ -72,14 +73,18 @@ class VllmSpec:
         several = {"connectors": [ours, dict(self.beside)]}
         return {"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_connector_extra_config": several}
 
-    def command(self, api: Path, workers: Path) -> list[str]:
-        """The command line of a server that listens at ``api`` and whose workers connect to ``workers``."""
+    def command(self, api: Path, workers: Path, events: Path) -> list[str]:
+        """The command line of a server that listens at ``api`` and publishes KV events at ``events``.
+
+        Its workers connect to ``workers``.
+        """
         return [
             *(str(self.python), "-m", "engines.vllm.launch", str(os.getpid())),
             *("--model", str(self.model_dir), "--dtype", str(self.dtype), "--uds", str(api)),
             *("--max-num-batched-tokens", str(self.chunk_tokens), "--max-num-seqs", str(self.max_running)),
             *("--scheduling-policy", "priority", "--max-logprobs", "-1", "--enable-scale-out"),
             *("--kv-transfer-config", json.dumps(self.transfer_config(workers))),
+            *("--kv-events-config", json.dumps(events_config(events))),
             *self.arguments,
         ]
 
@@ -98,3 +103,8 @@ class VllmSpec:
                 "PYTHONUNBUFFERED": "1",
             }
         )
+
+
+def events_config(socket: Path) -> dict[str, Any]:
+    """``--kv-events-config``: published where nobody but the node can listen."""
+    return {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"ipc://{socket}", "topic": EVENT_TOPIC}

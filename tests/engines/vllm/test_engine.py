@@ -53,7 +53,7 @@ def stand_in(directory: Path, mode: str) -> Path:
     """An executable that takes vLLM's Python's place: it drops ``-m engines.vllm.launch PID`` and starts the fake."""
     script = directory / f"python-{mode}"
     fake = f"PYTHONPATH={ROOT} exec {sys.executable} -m tests.engines.vllm.fake_server {mode}"
-    start = {"mute": "exec sleep 60", "dies": "echo ValueError: this model is too large; exit 3"}.get(mode, fake)
+    start = {"mute": "exec sleep 60 #", "dies": "echo ValueError: this model is too large; exit 3"}.get(mode, fake)
     script.write_text(f'#!/bin/sh\nshift 3\n{start} "$@"\n')
     script.chmod(0o755)
     return script

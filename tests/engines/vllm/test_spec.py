@@ -34,7 +34,7 @@ def test_another_connector_stands_beside_ours_and_comes_second() -> None:
 
 
 def test_vllm_computes_one_chunk_of_the_grid_in_a_step() -> None:
-    command = spec(chunk_tokens=512, arguments=("--enforce-eager",)).command(Path("/a"), Path("/w"))
+    command = spec(chunk_tokens=512, arguments=("--enforce-eager",)).command(Path("/a"), Path("/w"), Path("/e"))
     assert command[command.index("--max-num-batched-tokens") + 1] == "512"
     assert command[command.index("--uds") + 1] == "/a"
     assert command[-1] == "--enforce-eager"
