@@ -2,15 +2,17 @@
 # Installs into .venv what the tests need and runs everything: ruff, mypy, pytest.
 #   --fast   leave out what takes more than ten seconds or needs the real model
 #   --slow   run only what --fast leaves out
+#   --engines  install vLLM for CPU into .venv-vllm and run only what needs it (half an hour at most)
 # Anything after these goes to pytest.
 set -eu
 cd "$(dirname "$0")/.."
 . deploy/venv.sh
 
-only=""
+only="" engines=""
 case "${1:-}" in
 --fast) only="not slow and not gemma" ;;
 --slow) only="slow or gemma" ;;
+--engines) engines=yes ;;
 esac
 if [ -n "$only" ]; then
     shift
@@ -23,6 +25,14 @@ if [ "$only" != "not slow and not gemma" ]; then
     export PRFAAS_TEST_GEMMA
 fi
 export OMP_NUM_THREADS=1
+if [ -n "$engines" ]; then
+    shift
+    . deploy/vllm.sh
+    prfaas_install_vllm
+    prfaas_install_aiperf
+    export PRFAAS_TEST_VLLM="$PWD/.venv-vllm/bin/python" PRFAAS_TEST_AIPERF="$PWD/.venv-aiperf/bin/aiperf"
+    exec .venv/bin/python -m pytest -s tests/engines_vllm "$@"
+fi
 .venv/bin/ruff check .
 .venv/bin/mypy
 # Whole files go to a worker, for their stacks are shared; the long ones come first as they are listed.

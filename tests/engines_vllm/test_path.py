@@ -35,6 +35,7 @@ BLOCK = 64
 LIKELIEST = 20
 NOTICED_S = 10.0
 BACK_S = 300.0
+AIPERF_VARIABLE = "PRFAAS_TEST_AIPERF"
 REMOTE, LOCAL = "east-prefill", "local-decode"
 
 
@@ -51,7 +52,7 @@ class Bed:
     def client(self, tenant: str) -> httpx.Client:
         if tenant not in self.clients:
             made = self.stack.http.post("/v1/keys", json={"role": "client", "tenant": tenant, "route_hint": True})
-            headers = {"authorization": f"Bearer {made.json()['secret']}"}
+            headers = {"authorization": f"Bearer {made.json()['key']}"}
             self.clients[tenant] = httpx.Client(base_url=self.stack.stack.url, timeout=300, headers=headers)
         return self.clients[tenant]
 
@@ -88,7 +89,7 @@ def bed(vllm_python: Path, gemma_dir: Path, tmp_path_factory: pytest.TempPathFac
     try:
         with running_stack(gemma_dir, tmp_path_factory.mktemp("logs"), threshold=100, **settings) as stack:
             made = stack.http.post("/v1/keys", json={"role": "admin"}).json()
-            stack.http.headers["authorization"] = f"Bearer {made['secret']}"
+            stack.http.headers["authorization"] = f"Bearer {made['key']}"
             yield Bed(stack, proxy, ids, layout_of(gemma_dir, DType.BFLOAT16))
     finally:
         proxy.close()
@@ -224,6 +225,26 @@ def test_vllms_own_benchmark_drives_the_gateway(bed: Bed, vllm_python: Path, gem
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["completed"] == 8
     assert result["total_output_tokens"] == 8 * 12
+    bed.settle()
+
+
+def test_aiperf_drives_the_gateway(bed: Bed, gemma_dir: Path, tmp_path: Path) -> None:
+    aiperf = os.environ.get(AIPERF_VARIABLE)
+    if not aiperf:
+        pytest.skip(f"{AIPERF_VARIABLE} is not set; `sh deploy/test.sh --engines` installs aiperf and sets it")
+    secret = bed.client("aiperf").headers["authorization"].removeprefix("Bearer ")
+    command = [
+        *(aiperf, "profile", "--model", bed.stack.model, "--url", bed.stack.stack.url, "--api-key", secret),
+        *("--endpoint-type", "completions", "--streaming", "--tokenizer", str(gemma_dir), "--isl", "300"),
+        *("--osl", "12", "--concurrency", "4", "--request-count", "8", "--extra-inputs", "ignore_eos:true"),
+        *("--ui", "none", "--output-artifact-dir", str(tmp_path)),
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    (result,) = tmp_path.rglob("profile_export_aiperf.json")
+    found = json.loads(result.read_text())
+    assert found["request_count"]["avg"] == 8
+    assert not found.get("error_summary")
     bed.settle()
 
 
