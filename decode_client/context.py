@@ -16,6 +16,7 @@ from kvcache.codecs.meter import CodecMeter
 from kvcache.control import FromNode
 from kvcache.hostpool import HostPool
 from kvcache.room import PageRoom
+from kvcache.tiers.hierarchy import Tiers
 from kvcache.tracing import NO_TRACER, Tracer
 from kvcache.transport import KvEndpoint
 
@@ -51,6 +52,7 @@ class ClientContext:
     ``executor`` runs decoders and digests, which ``meter`` counts; ``report`` sends to the gateway and never waits;
     ``public_key``, ``chunk_tokens`` and ``fingerprint`` are this node's, and a ticket must name the same.
     ``transforms`` are the calibrations at hand, ``checkpoints`` says where prefills in place leave snapshots.
+    ``tiers`` hold what the pool let go of, None where nothing does.
     ``node_id`` is the origin of what is computed here.
     """
 
@@ -71,3 +73,4 @@ class ClientContext:
     limits: ClientLimits = field(default_factory=ClientLimits)
     checkpoints: CheckpointPolicy = field(default_factory=CheckpointPolicy)
     meter: CodecMeter = field(default_factory=CodecMeter)
+    tiers: Tiers | None = None

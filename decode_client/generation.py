@@ -132,12 +132,13 @@ class Generation:
         if self.ticket is not None:
             with part(self._span, "fetch"):
                 table = await self._fetch_kv(self.ticket)
+        elif self._prefix is not None:
+            async with self._prefix.brought(len(order.token_ids) - 1, self._deadline, resume=True):
+                table, wanted = self._prefix.resume()
         engine = self._context.engine()
-        self.fate.stage = "load" if table is not None else "prefill"
+        self.fate.stage = "load" if self.ticket is not None else "prefill"
         if engine is None:
             raise JobEnded("engine_lost", "the engine is being restarted")
-        if self.ticket is None and self._prefix is not None:
-            table, wanted = self._prefix.resume()
         command = GenerateCommand(
             self.job,
             order.token_ids,
@@ -187,7 +188,7 @@ class Generation:
         """The table of the whole prompt, fetched but for the blocks that are here already."""
         source, context, prefix = self._order.source, self._context, self._prefix
         assert source is not None
-        if not (prefix.hold(ticket.start, self._prefix_gone) if prefix is not None else ticket.start == 0):
+        if not (await self._hold(prefix, ticket.start) if prefix is not None else ticket.start == 0):
             raise JobEnded("prefix_gone", f"the first {ticket.start} tokens are not all held here", stage="transfer")
         plan: TransferPlan = await self._threads.start(
             plan_transfer, context.geometry.layout, ticket.start, ticket.stop, ticket.chunk_tokens
@@ -207,6 +208,11 @@ class Generation:
         if prefix is None:
             return context.geometry.table(0, ticket.stop, fetched.pages)
         return prefix.fetched(fetched.pages, fetched.codec, source.node_id)
+
+    async def _hold(self, prefix: Prefix, tokens: int) -> bool:
+        """Hold the blocks below ``tokens``, of which some may lie in tiers; False where they are not all here."""
+        async with prefix.brought(tokens, self._fetch_deadline, resume=False):
+            return prefix.hold(tokens, self._prefix_gone)
 
     def _prefix_gone(self) -> None:
         self.fate.end("prefix_gone", "its held blocks gave way to a job whose turn it was", stage="transfer")

@@ -18,6 +18,7 @@ from kvcache.plan import plan_transfer
 from kvcache.quality import Quality
 from kvcache.threadwork import ThreadWork
 from kvcache.ticket import Ticket
+from kvcache.tiers.hierarchy import brought
 from kvcache.transfer import TransferViolation
 
 
@@ -67,7 +68,10 @@ class Intake:
         if cache is None:
             raise JobEnded("no_cache", "this node keeps nothing (--no-prefix-cache)")
         chain = await self._threads.start(self._chain)
-        self._before = before = cache.lease(chain.hashes, ticket.start, source.quality, resume=False)
+        async with brought(
+            context.tiers, chain, ticket.start, source.quality, self._deadline, resume=False, needed=True
+        ):
+            self._before = before = cache.lease(chain.hashes, ticket.start, source.quality, resume=False)
         if before is None:
             raise JobEnded("prefix_gone", f"the first {ticket.start} tokens are not all held here")
         layout = context.geometry.layout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 
 from decode_client.context import ClientContext
 from engines.keeping import JobKeeper, checkpoints
@@ -17,6 +18,7 @@ from kvcache.lease import Lease
 from kvcache.prefix_cache import PrefixCache
 from kvcache.quality import Quality
 from kvcache.tables import compose, leased_table
+from kvcache.tiers.hierarchy import brought
 
 _LEVELS = tuple(Quality)
 
@@ -56,6 +58,14 @@ class Prefix:
         """Where the blocks begin that only the answer fills."""
         block = self._context.geometry.block_tokens
         return len(self._chain.token_ids) // block * block
+
+    def brought(self, tokens: int, deadline: float, *, resume: bool) -> AbstractAsyncContextManager[None]:
+        """Within it, what tiers have of the first ``tokens`` is in the pool, as far as there is room to spare.
+
+        To ``hold`` them all are needed; to ``resume``, what is cheaper to read than to compute.
+        """
+        tiers, needed = self._context.tiers, not resume
+        return brought(tiers, self._chain, tokens, self._quality, deadline, resume=resume, needed=needed)
 
     def hold(self, tokens: int, revoked: Callable[[], None]) -> bool:
         """Hold the blocks below ``tokens`` softly; False where they are not all here."""

@@ -14,6 +14,7 @@ from kvcache.codecs.meter import CodecMeter
 from kvcache.control import FromNode
 from kvcache.hostpool import HostPool
 from kvcache.room import PageRoom
+from kvcache.tiers.hierarchy import Tiers
 from kvcache.tracing import NO_TRACER, Tracer
 from kvcache.transport import KvEndpoint
 
@@ -43,7 +44,8 @@ class ServiceContext:
 
     ``executor`` runs encoders and digests, which ``meter`` counts; ``report`` sends to the gateway and never waits;
     ``chunk_tokens`` and ``fingerprint`` are this node's, and a ticket must name the same. ``transforms`` are the
-    calibrations at hand, ``checkpoints`` says where prefills leave snapshots.
+    calibrations at hand, ``checkpoints`` says where prefills leave snapshots. ``tiers`` hold
+    what the pool let go of, None where nothing does.
     """
 
     node_id: str
@@ -62,3 +64,4 @@ class ServiceContext:
     limits: ServiceLimits = field(default_factory=ServiceLimits)
     checkpoints: CheckpointPolicy = field(default_factory=CheckpointPolicy)
     meter: CodecMeter = field(default_factory=CodecMeter)
+    tiers: Tiers | None = None

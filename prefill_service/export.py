@@ -15,6 +15,7 @@ from kvcache.kept import Provenance
 from kvcache.plan import TransferPlan
 from kvcache.room import RoomCrowded, RoomTimeout
 from kvcache.ticket import Ticket
+from kvcache.tiers.hierarchy import brought
 from kvcache.tracing import part
 from prefill_service.booking import Booking
 from prefill_service.computing import Computation
@@ -87,10 +88,12 @@ class Export(Transmission):
         return asyncio.get_running_loop().time() if last_at is None else last_at
 
     async def _book(self, chain: TokenChain | None) -> Booking:
-        """Wait for room."""
+        """Wait for room, with what tiers have of the prompt on its way meanwhile."""
         self._booking = booking = Booking(self._context, self._owner, self.ticket, self._quality, chain)
+        tiers, below = self._context.tiers, self.ticket.stop - 1
         try:
-            await booking.book(self._deadline, self._prefill.priority)
+            async with brought(tiers, chain, below, self._quality, self._deadline, resume=True):
+                await booking.book(self._deadline, self._prefill.priority)
         except RoomCrowded as error:
             raise JobEnded("queue_full", str(error)) from error
         except RoomTimeout as error:

@@ -7,6 +7,7 @@ from kvcache.fate import JobEnded
 from kvcache.lease import Lease
 from kvcache.plan import TransferPlan
 from kvcache.tables import compose
+from kvcache.tiers.hierarchy import brought
 from prefill_service.transmission import Transmission
 
 
@@ -39,7 +40,9 @@ class Share(Transmission):
         cache, geometry = self._context.room.cache, self._context.geometry
         start, stop = self.ticket.start, self.ticket.stop
         if cache is not None and chain is not None:
-            self._lease = cache.lease(chain.hashes, stop, self._quality, resume=True)
+            tiers = self._context.tiers
+            async with brought(tiers, chain, stop, self._quality, self._deadline, resume=True, needed=True):
+                self._lease = cache.lease(chain.hashes, stop, self._quality, resume=True)
         if self._lease is None:
             why = f"the first {stop} tokens, and windows and states there, are not all kept here"
             raise JobEnded("prefix_gone", why, stage="transfer")

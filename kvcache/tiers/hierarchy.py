@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 from kvcache.chain import TokenChain
 from kvcache.hostpool import HostPool
@@ -113,6 +113,31 @@ class Tiers:
                 await self._reloader.close()
         for level in self._levels:
             level.store.close(keep)
+
+
+@contextlib.asynccontextmanager
+async def brought(
+    tiers: Tiers | None,
+    chain: TokenChain | None,
+    tokens: int,
+    quality: Quality,
+    deadline: float,
+    *,
+    resume: bool,
+    needed: bool = False,
+) -> AsyncIterator[None]:
+    """Within it a prompt's beginning is in the pool as ``Tiers.bring`` has it, unless somebody's turn needs its room.
+
+    Nothing happens without tiers, or without a chain.
+    """
+    lease = None
+    if tiers is not None and chain is not None:
+        lease = await tiers.bring(chain, tokens, quality, deadline, resume=resume, needed=needed)
+    try:
+        yield
+    finally:
+        if lease is not None:
+            lease.release()
 
 
 def _say_broken(task: asyncio.Task[None]) -> None:
