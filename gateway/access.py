@@ -1,31 +1,33 @@
-"""Who may call what: keys, the loopback rule, and the join token of nodes."""
+"""Who may call what: keys, and the loopback rule."""
 
 from __future__ import annotations
 
-import hmac
+from time import time
 
 from gateway.asgi import Scope, header
 from gateway.config import is_loopback
 from gateway.errors import ApiError
 from gateway.keys import LOOPBACK_ADMIN, KeyBook, Principal
 
-OPEN_PATHS = frozenset({"/", "/live", "/ready"})
+OPEN_PATHS = frozenset({"/", "/live", "/ready", "/v1/join", "/v1/join/roots"})
+"""Without a key; joining nodes show their token there."""
 _FORWARDING = (b"forwarded", b"x-forwarded-for", b"x-real-ip")
 
 
 class Access:
-    """Authenticates HTTP callers and joining nodes."""
+    """Authenticates HTTP callers."""
 
-    def __init__(self, keys: KeyBook, join_token: str | None) -> None:
+    def __init__(self, keys: KeyBook) -> None:
         self._keys = keys
-        self._join_token = join_token
 
     def caller(self, scope: Scope) -> Principal:
         """Who sent this request. Raises ApiError 401 or 403."""
-        secret = _bearer(scope)
+        secret = bearer(scope)
         if secret is not None:
             found = self._keys.find(secret)
             if found is not None:
+                if found.expired(time()):
+                    raise ApiError(401, "this API key has expired; have its expiry changed", code="expired_api_key")
                 return found
         if len(self._keys):
             raise ApiError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
@@ -36,13 +38,6 @@ class Access:
                 code="loopback_only",
             )
         return LOOPBACK_ADMIN
-
-    def may_join(self, scope: Scope) -> bool:
-        """Whether a node may open a control stream: it holds the join token or, where none is set, runs right here."""
-        if self._join_token is None:
-            return from_this_machine(scope)
-        secret = _bearer(scope)
-        return secret is not None and hmac.compare_digest(secret.encode(), self._join_token.encode())
 
 
 def from_this_machine(scope: Scope) -> bool:
@@ -63,7 +58,8 @@ def from_this_machine(scope: Scope) -> bool:
     return origin is None or origin.split("://", 1)[-1] == host
 
 
-def _bearer(scope: Scope) -> str | None:
+def bearer(scope: Scope) -> str | None:
+    """The secret of an Authorization header, or None."""
     value = header(scope, b"authorization")
     if value is None or value[:7].lower() != "bearer ":
         return None

@@ -13,11 +13,16 @@ from gateway.admission import Admission
 from gateway.admission_routes import add_admission_routes
 from gateway.affinity import Affinity
 from gateway.asgi import Receive, Scope, Send
+from gateway.audit import AuditLog
+from gateway.audit_routes import add_audit_routes
 from gateway.breakers import BreakerGauges
+from gateway.budgets import Budgets
 from gateway.building import AttemptBuilder
 from gateway.canary import Canary
+from gateway.certificates.issuer import Issuer
 from gateway.config import ConfigError, GatewayConfig
 from gateway.conversions import Conversions
+from gateway.cors import Cors
 from gateway.decisions import Decisions
 from gateway.errors import ApiError
 from gateway.executors import Executors, OwnNodes
@@ -33,14 +38,20 @@ from gateway.history import History
 from gateway.hot import ENDPOINTS, Generation
 from gateway.interconnect import Interconnects
 from gateway.interconnect_routes import add_interconnect_routes
+from gateway.joining.door import Door
+from gateway.joining.refusals import Refusals
+from gateway.joining.routes import add_joining_routes
+from gateway.joining.tokens import JoinTokens
 from gateway.keys import KeyBook
 from gateway.kv_index import KvIndex
 from gateway.kv_upkeep import KvUpkeep
-from gateway.leadership import SoleGateway
 from gateway.live import Change, LiveConfig
+from gateway.methods import methods_at, with_implied
 from gateway.metrics import Metrics
 from gateway.model import ServedModel
 from gateway.observing import Observer
+from gateway.openapi.route import add_openapi
+from gateway.process_metrics import ProcessGauges
 from gateway.rebalance_metrics import RebalanceGauges
 from gateway.rebalancing import Rebalancing
 from gateway.registry import Registry
@@ -53,6 +64,11 @@ from gateway.routes import build_routes
 from gateway.samples import Samples
 from gateway.services import Services
 from gateway.sessions import NodeLost
+from gateway.shared.alone import Alone
+from gateway.shared.committing import changes_shared, committed
+from gateway.shared.metrics import SharedFigures
+from gateway.shared.sharing import Parts, Sharing
+from gateway.shared.together import Together
 from gateway.state import State
 from gateway.stream import ControlStreams
 from gateway.tenants import Tenants
@@ -80,7 +96,11 @@ class Gateway:
         self.live = LiveConfig(config)
         self.reloading: Reloading | None = None
         self.state = state
+        self.url = ""
+        """Where nodes reach this gateway; told by whoever binds it."""
+        self.shared = self._sharing(config)
         self._tracer = _tracer(config)
+        self._cors = Cors(config.cors_origins)
         self.keys = KeyBook(state)
         self.registry = Registry(state, config.local_cluster, model.fingerprint, model.context_tokens, config.breaker)
         self.kv_index = KvIndex(model.layout, model.fingerprint.digest())
@@ -88,7 +108,9 @@ class Gateway:
         self.metrics = Metrics(self.registry, self.kv_index)
         self.decisions = Decisions(state)
         ticket_key = state.ticket_key()
-        builder = AttemptBuilder(self.registry, ticket_key, model.fingerprint.digest())
+        interconnects = Interconnects(self.registry)
+        self.metrics.show(interconnects.transfers)
+        builder = AttemptBuilder(self.registry, ticket_key, model.fingerprint.digest(), interconnects)
         threshold, meter = Threshold(config.threshold_tokens), TrafficMeter()
         self.fleet = Fleet(_engines(config), config.local_cluster)
         self._upstream = Pool()
@@ -96,6 +118,7 @@ class Gateway:
         self.waiting = WaitingRoom(config.queue, config.queue_timeout_s, self._has_room)
         self.metrics.show(self.waiting.metrics)
         self.metrics.show(BreakerGauges(self.registry.breakers))
+        self.metrics.show(ProcessGauges())
         tenants = Tenants(state)
         policy = RoutingPolicy(config.policy)
         services = Services(
@@ -120,27 +143,64 @@ class Gateway:
         self.canary = Canary(self.registry, samples, lambda: self.live.now.canary_s)
         self.metrics.show(self.canary.outcomes)
         self.metrics.show(self.canary.seconds)
+        if isinstance(self.shared, Together):
+            self.metrics.show(SharedFigures(self.shared))
         self.rebalancing = self._long_term(model, samples, own_nodes, threshold, meter)
         self.metrics.show(RebalanceGauges(self.rebalancing))
         self._tokenizing = Tokenizing(model.tokenizer, model.template)
-        self._access = Access(self.keys, config.join_token)
-        admission = Admission(tenants, self.waiting.metrics)
+        self._access = Access(self.keys)
+        self._budgets = Budgets(state)
+        admission = Admission(tenants, self.waiting.metrics, self._budgets, self.shared.slices)
         splits = split_serving(services, self.fleet, self._upstream, self._health, self._tokenizing)
         self.generation = Generation(services, self._tokenizing, admission, splits)
         self.relay = self._relayed(admission)
-        interconnects = Interconnects(self.registry)
+        issuer = _issuer(config)
+        door, tokens = Door(self.registry, issuer, config.join_token), JoinTokens(self.registry, issuer)
+        self.audit = AuditLog(state)
+        self.refusals = Refusals(self.audit.refused)
+        self.metrics.show(self.refusals.counter)
         self._streams = ControlStreams(
-            config, self.registry, self._access, self.metrics, own_nodes, ticket_key, self.kv_index, interconnects
+            config,
+            self.registry,
+            door,
+            self.refusals,
+            self.metrics,
+            own_nodes,
+            ticket_key,
+            self.kv_index,
+            interconnects,
+            self.shared.id,
         )
         self._routes = build_routes(
-            services, self.keys, self._tokenizing, self.kv_index, self.rebalancing, self.not_ready
+            services,
+            self.keys,
+            self._budgets,
+            self._tokenizing,
+            self.kv_index,
+            self.rebalancing,
+            tokens,
+            self.not_ready,
+            self.shared,
         )
+        add_joining_routes(self._routes, door, issuer, self.refusals, config.max_body_bytes)
+        add_audit_routes(self._routes, self.audit)
         add_interconnect_routes(self._routes, interconnects)
         add_admission_routes(self._routes, tenants, config.max_body_bytes)
         add_health_routes(self._routes, self.canary)
         add_reload_routes(self._routes, self.reload)
         add_engine_routes(self._routes, self.fleet)
+        add_openapi(self._routes)
         self._follow(policy, threshold)
+        self._parts = Parts(
+            (self.keys.reload, tenants.reload, self.registry.reload),
+            self.decisions,
+            self.rebalancing.history,
+            self.rebalancing.conversions,
+            threshold,
+            meter,
+            self._streams.tell,
+            lambda: self.registry.role_epoch,
+        )
 
     @property
     def config(self) -> GatewayConfig:
@@ -167,6 +227,12 @@ class Gateway:
                     node.send(Leaving())
         await self.canary.stop()
         await self.rebalancing.stop()
+        self.shared.step_down()
+
+    def _sharing(self, config: GatewayConfig) -> Sharing:
+        if config.redis is None:
+            return Alone(self.state)
+        return Together(config.redis, self.state, config.local_cluster)
 
     def _follow(self, policy: RoutingPolicy, threshold: Threshold) -> None:
         """Have what keeps a setting of its own follow changes of the configuration."""
@@ -196,6 +262,7 @@ class Gateway:
             figures,
             Places(self.registry),
             self._upstream,
+            self._cors,
         )
 
     def _long_term(
@@ -203,7 +270,7 @@ class Gateway:
     ) -> Rebalancing:
         """The loop that moves nodes between prefill and decode. Raises ConfigError for a file that cannot be read."""
         setup = rebalance_config.read(self.config.rebalance, self.config.rebalance_file)
-        leadership, history = SoleGateway(self.state), History(self.state)
+        leadership, history = self.shared.leadership, History(self.state)
         conversions = Conversions(
             self.registry,
             Executors(own, setup.executors),
@@ -215,7 +282,15 @@ class Gateway:
         observer = Observer(self.registry, meter, model.layout)
         follower = ThresholdFollower() if self.config.threshold_auto else None
         return Rebalancing(
-            setup.settings, setup.step_s, observer, conversions, threshold, history, leadership, follower
+            setup.settings,
+            setup.step_s,
+            observer,
+            conversions,
+            threshold,
+            history,
+            leadership,
+            follower,
+            self.shared.pass_on,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -250,6 +325,7 @@ class Gateway:
         """Write what is pending and let go of threads and files. Idempotent."""
         self._tokenizing.close()
         self._tracer.close()
+        self._budgets.close()
         self._upstream.close()
         self.decisions.close()
         self.state.close()
@@ -259,6 +335,7 @@ class Gateway:
         while True:
             event = await receive()
             if event["type"] == "lifespan.startup":
+                self.shared.start(self.url, self._parts)
                 self._kv_upkeep.start()
                 self.rebalancing.start()
                 self.canary.start()
@@ -268,12 +345,19 @@ class Gateway:
                 await self.canary.stop()
                 await self.rebalancing.stop()
                 await self._kv_upkeep.stop()
+                await self.shared.stop()
             await send({"type": f"{event['type']}.complete"})
             if event["type"] == "lifespan.shutdown":
                 return
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
+        send = self._cors.telling(scope, send)
+        if scope["method"] == "OPTIONS":
+            await self._options(scope, send)
+            return
+        if scope["method"] == "HEAD":  # uvicorn sends no body where one is asked for
+            scope = {**scope, "method": "GET"}
         if path not in OPEN_PATHS:
             try:
                 principal = self._access.caller(scope)
@@ -285,7 +369,25 @@ class Gateway:
                 await self.generation.serve(endpoint, principal, scope, receive, send)
                 return
             scope["prfaas.principal"] = principal
+            send = self.audit.watching(scope, principal.key_id or principal.name, send)
+        if changes_shared(scope):
+            try:
+                await committed(self._routes, self.shared, scope, receive, send, self.config.max_body_bytes)
+            except ApiError as error:
+                await _refuse(send, error)
+            return
         await self._routes(scope, receive, send)
+
+    async def _options(self, scope: Scope, send: Send) -> None:
+        """What may be done at a path, for anybody; and what browsers ask before a page of another origin may do it."""
+        path = scope["path"]
+        methods = with_implied({"POST"}) if path in ENDPOINTS else methods_at(self._routes.routes, path)
+        if not methods:
+            await _refuse(send, ApiError(404, f"no route {path}", code="not_found"))
+            return
+        headers = [(b"allow", ", ".join(methods).encode()), *self._cors.preflight(scope, methods)]
+        await send({"type": "http.response.start", "status": 204, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] == STREAM_PATH:
@@ -293,6 +395,11 @@ class Gateway:
             return
         await receive()
         await send({"type": "websocket.close", "code": 1008})
+
+
+def _issuer(config: GatewayConfig) -> Issuer | None:
+    """What signs certificates of nodes. Raises ConfigError for a folder that cannot be used."""
+    return None if config.ca_dir is None else Issuer(config.ca_dir, config.node_certificate_s)
 
 
 def _engines(config: GatewayConfig) -> tuple[EngineConfig, ...]:
@@ -314,7 +421,5 @@ async def _refuse(send: Send, error: ApiError) -> None:
         (b"content-length", str(len(body)).encode()),
         *error.headers(),
     ]
-    if error.status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -15,6 +15,8 @@ _OWN = {
     "nodes": ("gateway.commands.operate:nodes", "List the nodes that have joined, and change their roles."),
     "status": ("gateway.commands.operate:status", "Show whether a gateway can serve, and what it has."),
     "keys": ("gateway.commands.keys:keys", "Create, list and revoke API keys."),
+    "certs": ("gateway.commands.certs:certs", "Make and rotate the installation's own certificates."),
+    "audit": ("gateway.commands.audit:audit", "Show who changed what, and which nodes were turned away."),
     "tenants": ("gateway.commands.tenants:tenants", "Say what tenants may use, and how much their work weighs."),
     "decisions": ("gateway.commands.decisions:decisions", "List and export routing decisions, decide them again."),
     "explain": ("gateway.commands.explain:explain", "Say why a request was sent where it went."),

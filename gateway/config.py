@@ -7,11 +7,16 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from gateway.cors import ORIGIN
 from kvcache.layout import DType
 from scheduler.breaker import BreakerValues
 from scheduler.controller.settings import Mode
 from scheduler.values import PolicyValues
+
+if TYPE_CHECKING:
+    from gateway.shared.settings import RedisSettings
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """Of clusters and nodes: safe in a header, a path and a log line. To be matched in full."""
@@ -77,6 +82,8 @@ class GatewayConfig:
     fallback: FallbackPolicy = FallbackPolicy.LOCAL
     state_file: Path | None = None
     engines_file: Path | None = None
+    redis: RedisSettings | None = None
+    advertise: str | None = None
     kv_events: tuple[EngineEvents, ...] = ()
     rebalance: Mode = Mode.OBSERVE
     rebalance_file: Path | None = None
@@ -84,6 +91,8 @@ class GatewayConfig:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     join_token: str | None = None
+    ca_dir: Path | None = None
+    node_certificate_s: float = 86400.0
     request_timeout_s: float = 1800.0
     max_body_bytes: int = 16 << 20
     max_in_flight: int = 2048
@@ -95,6 +104,7 @@ class GatewayConfig:
     canary_s: float = 30.0
     handover: Path | None = None
     otlp_endpoint: str | None = None
+    cors_origins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -115,12 +125,37 @@ class GatewayConfig:
             raise ConfigError(f"--drain-timeout must lie in (0, 86400] seconds, got {self.drain_s}")
         if not 0 <= self.canary_s <= 86400:
             raise ConfigError(f"--canary-interval must lie in [0, 86400] seconds, got {self.canary_s}")
+        for origin in self.cors_origins:
+            if not ORIGIN.fullmatch(origin):
+                raise ConfigError(f"--cors-origin: {origin!r} is no origin, as https://chat.example is")
         if self.max_body_bytes < 1:
             raise ConfigError(f"--max-body-mib must be positive, got {self.max_body_bytes} bytes")
+        if self.ca_dir is not None and self.tls_cert is None:
+            raise ConfigError("--ca needs --tls-cert and --tls-key: nodes show their certificates over TLS")
+        if self.ca_dir is not None and self.join_token is not None:
+            raise ConfigError("--ca and --join-token-file: with --ca each cluster has a join token of its own")
+        if not 60 <= self.node_certificate_s <= 90 * 86400:
+            raise ConfigError(
+                f"--node-certificate-hours must lie in [1/60, 2160], got {self.node_certificate_s / 3600:g}"
+            )
         if self.join_token is not None and not (self.join_token.isascii() and self.join_token.isprintable()):
             raise ConfigError("--join-token-file must hold one line of printable ASCII, as a node can send it")
         if self.join_token is not None and not self.join_token:
             raise ConfigError("--join-token-file is empty: put one line with the token into it")
+
+    def url(self, port: int) -> str:
+        """Where nodes reach this gateway, which listens on that port. Raises ConfigError where nobody could know."""
+        if self.advertise is not None:
+            return self.advertise
+        host = self.host.strip("[]")
+        try:
+            anywhere = ipaddress.ip_address(host).is_unspecified
+        except ValueError:
+            anywhere = False
+        if anywhere and self.redis is not None:
+            raise ConfigError(f"--advertise: --host {host} is no address that nodes can dial; say URL to be dialled at")
+        scheme = "http" if self.tls_cert is None else "https"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     @property
     def on_loopback(self) -> bool:

@@ -75,6 +75,7 @@ def _cluster(
         registry.accuracy(cluster.name).value(now),
         outward,
         not cluster.local and not registry.breakers.cluster(cluster.name).admits(now),
+        cluster.terms.residency,
     )
 
 

@@ -13,8 +13,9 @@ import msgspec
 from gateway.breakers import Breakers
 from gateway.config import NAME
 from gateway.errors import ApiError
+from gateway.joining.newcomer import Newcomer
 from gateway.joining.security import NO_SECURITY, ClusterSecurity
-from gateway.sessions import NodeSession
+from gateway.sessions import NOTHING_SHOWN, NodeSession
 from gateway.state import State
 from gateway.terms import ClusterTerms
 from kvcache.control import Join, Refused
@@ -234,7 +235,7 @@ class Registry:
         """Tokens that a prompt and its answer may have together."""
         return min([self._model_context, *(s.join.model.context_tokens for s in self.nodes())])
 
-    def admit(self, join: Join, now: float) -> NodeSession | Refused:
+    def admit(self, join: Join, now: float, credentials: Newcomer = NOTHING_SHOWN) -> NodeSession | Refused:
         """Take a node in, or say which field must change. A reconnect replaces the node's earlier stream."""
         refused = self._refusal(join)
         if refused is not None:
@@ -243,7 +244,7 @@ class Registry:
         earlier = self._sessions.get(join.node_id)
         if earlier is not None:
             earlier.lose("reconnected")
-        session = NodeSession(join, now)
+        session = NodeSession(join, now, credentials)
         self._sessions[join.node_id] = session
         log.info("node joined node=%s cluster=%s role=%s", join.node_id, join.cluster, join.role.name.lower())
         return session
@@ -308,6 +309,9 @@ class Registry:
             return Refused(
                 f"fingerprint.{difference}", f"{difference} differs from the gateway's; serve the same model and dtype"
             )
+        models = self._clusters[join.cluster].terms.models
+        if models and join.model.name not in models:
+            return Refused("model", f"cluster {join.cluster!r} is registered for {', '.join(models)} only")
         if join.model.context_tokens < 2 or join.model.chunk_tokens < 1:
             return Refused("model", "context_tokens and chunk_tokens must be positive")
         for other in self.nodes():
@@ -324,6 +328,9 @@ class Registry:
         address = join.kv_address
         if address is not None and not (_plain(address.host, 253) and 1 <= address.port <= 65535):
             return Refused("kv_address", "no address that a peer can dial; give --kv-advertise HOST:PORT")
+        if address is not None and not cluster.terms.reaches(address.host):
+            known = ", ".join(cluster.terms.endpoints)
+            return Refused("kv_address", f"{address.host} is not among the endpoints of {cluster.name!r} ({known})")
         if (join.kv_address is None) != (cluster.dial is Dial.OUT) and not cluster.local:
             word = "only dials out" if join.kv_address is None else "accepts connections"
             return Refused(

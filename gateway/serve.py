@@ -7,17 +7,25 @@ import contextlib
 import logging
 import signal
 import socket
+import ssl
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
 from gateway.app import Gateway
+from gateway.certificates import files
 from gateway.config import ConfigError, GatewayConfig
 from gateway.handover import Offer, Successor
+from gateway.joining.handshakes import count_refused
+from gateway.joining.stream_protocol import StreamProtocol
 from gateway.model import load_model
 from gateway.protocol import BoundedHttp
 from gateway.reloading import Reloading
+from gateway.shared.link import RedisAway
+from gateway.shared.settings import RedisSettings
+from gateway.shared.together import take_first
 from gateway.state import State
 from kvcache.certificate_files import CertificateFiles
 from kvcache.control import MAX_MESSAGE_BYTES
@@ -27,6 +35,14 @@ log = logging.getLogger(__name__)
 EXPECT_NODES_S = 15.0
 """How long requests wait for nodes after a takeover: those of the predecessor are on their way."""
 LOOK_EVERY_S = 0.2
+
+
+def tls_options(config: GatewayConfig) -> dict[str, Any]:
+    """What uvicorn is told of TLS. Clients need no certificate; one that is shown must come from the roots of --ca."""
+    own = {"ssl_certfile": config.tls_cert, "ssl_keyfile": config.tls_key}
+    if config.ca_dir is None:
+        return own
+    return own | {"ssl_ca_certs": str(config.ca_dir / files.ROOT), "ssl_cert_reqs": ssl.CERT_OPTIONAL}
 
 
 class GatewayServer(uvicorn.Server):
@@ -45,8 +61,8 @@ class GatewayServer(uvicorn.Server):
                 ws_max_size=MAX_MESSAGE_BYTES,
                 ws_per_message_deflate=False,
                 timeout_graceful_shutdown=2,
-                ssl_certfile=config.tls_cert,
-                ssl_keyfile=config.tls_key,
+                ws=StreamProtocol,
+                **tls_options(config),
             )
         )
         self._gateway = gateway
@@ -134,6 +150,8 @@ def open_gateway(config: GatewayConfig) -> Gateway:
     state = State(config.state_file)
     try:
         model = load_model(config.model_dir, config.model_name, config.dtype, config.chat_template)
+        if config.redis is not None:
+            _catch_up(config.redis, state)
         gateway = Gateway(config, model, state)
         config.check_exposure(has_keys=len(gateway.keys) > 0)
     except BaseException:
@@ -157,6 +175,7 @@ def serve(config: GatewayConfig, reread: Callable[[], GatewayConfig]) -> None:
                 held.callback(successor.close)
                 listener = held.enter_context(successor.listener)
                 _check_port(listener, config)
+            gateway.url = config.url(listener.getsockname()[1])
             server = GatewayServer(gateway, successor)
             try:
                 server.config.load()
@@ -165,10 +184,19 @@ def serve(config: GatewayConfig, reread: Callable[[], GatewayConfig]) -> None:
             certificate = None
             if config.tls_cert is not None and config.tls_key is not None and server.config.ssl is not None:
                 certificate = CertificateFiles(config.tls_cert, config.tls_key, [server.config.ssl])
+                count_refused(server.config.ssl, gateway.refusals)
             gateway.reloading = Reloading(gateway.live, reread, certificate)
             server.run(sockets=[listener])
     finally:
         gateway.close()
+
+
+def _catch_up(redis: RedisSettings, state: State) -> None:
+    """What other gateways know counts here from the first request on; where Redis is away, what the file knows."""
+    try:
+        asyncio.run(take_first(redis, state))
+    except RedisAway as away:
+        log.warning("begins with what --state knows: %s", away)
 
 
 def _check_port(listener: socket.socket, config: GatewayConfig) -> None:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import msgspec
 
+from gateway.joining.newcomer import Newcomer
 from kvcache import control
 from kvcache.control import Cancel, CodecWork, Heartbeat, Join, ToNode
 from kvcache.quality import Quality
@@ -33,6 +34,9 @@ class Prefilling:
     began: float | None = None
 
 
+NOTHING_SHOWN = Newcomer()
+
+
 class NodeLost(Exception):
     """The node's stream is gone; nothing sent to it now arrives."""
 
@@ -54,8 +58,9 @@ class NodeSession:
     to those jobs and take no slot of their own.
     """
 
-    def __init__(self, join: Join, now: float) -> None:
+    def __init__(self, join: Join, now: float, credentials: Newcomer = NOTHING_SHOWN) -> None:
         self.join = join
+        self.credentials = credentials
         self.node_id = join.node_id
         self.incarnation = join.incarnation
         self.joined_at = now

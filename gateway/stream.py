@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import MutableMapping
+from contextlib import suppress
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gateway import links
-from gateway.access import Access
 from gateway.asgi import Receive, Scope, Send
 from gateway.config import GatewayConfig
 from gateway.executors import OwnNodes
 from gateway.interconnect import Interconnects
+from gateway.joining.door import Door
+from gateway.joining.refusals import Cause, Refusals, TurnedAway
 from gateway.kv_index import KvIndex
 from gateway.metrics import Metrics
 from gateway.registry import Registry
@@ -40,6 +43,8 @@ from kvcache.control import (
     TransferDone,
     Welcome,
 )
+from kvcache.renewal import RenewCertificate
+from kvcache.replicas import Already, Siblings
 
 log = logging.getLogger(__name__)
 
@@ -58,26 +63,33 @@ class ControlStreams:
         self,
         config: GatewayConfig,
         registry: Registry,
-        access: Access,
+        door: Door,
+        refusals: Refusals,
         metrics: Metrics,
         own_nodes: OwnNodes,
         ticket_key: Ed25519PrivateKey,
         kv_index: KvIndex,
         interconnects: Interconnects,
+        gateway: str,
     ) -> None:
         self._config = config
         self._registry = registry
-        self._access = access
+        self._door = door
+        self._refusals = refusals
         self._metrics = metrics
         self._own_nodes = own_nodes
         self._kv_index = kv_index
         self._interconnects = interconnects
+        self._gateway = gateway
+        self._siblings: tuple[str, ...] = ()
         self._public_key = ticket_key.public_key().public_bytes_raw()
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One stream, from its handshake to its end."""
         await receive()
-        if not self._access.may_join(scope):
+        newcomer = self._door.newcomer(scope)
+        if isinstance(newcomer, TurnedAway):
+            self._refusals.add(_address(scope), "", newcomer)
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})  # before accept: answered as 403
             return
         await send({"type": "websocket.accept"})
@@ -89,16 +101,33 @@ class ControlStreams:
             await _close(send)
             return
         if not isinstance(first, Join):
-            await self._refuse(send, Refused("join", f"the first message must be Join, got {type(first).__name__}"))
+            reason = f"the first message must be Join, got {type(first).__name__}"
+            self._refusals.add(_address(scope), newcomer.cluster or "", TurnedAway(Cause.NOT_JOINED, reason))
+            await self._refuse(send, Refused("join", reason))
             return
-        admitted = self._registry.admit(first, asyncio.get_running_loop().time())
+        if self._is_here(first):
+            await self._refuse(send, Already(self._gateway))
+            return
+        away = self._door.admits(newcomer, first)
+        if away is not None:
+            field = "cluster" if away.cause is Cause.OTHER_CLUSTER else "node_id"
+            await self._turn_away(send, first, away, Refused(field, away.reason))
+            return
+        admitted = self._registry.admit(first, asyncio.get_running_loop().time(), newcomer)
         if isinstance(admitted, Refused):
-            await self._refuse(send, admitted)
+            away = TurnedAway(Cause.REFUSED, f"{admitted.field}: {admitted.reason}")
+            await self._turn_away(send, first, away, admitted)
             return
         await self._run(admitted, receive, send)
 
+    async def _turn_away(self, send: Send, join: Join, away: TurnedAway, refused: Refused) -> None:
+        self._refusals.add(join.node_id, join.cluster, away)
+        await self._refuse(send, refused)
+
     async def _run(self, session: NodeSession, receive: Receive, send: Send) -> None:
-        session.send(Welcome(self._public_key, self._config.beat_s, self._config.lease_s))
+        session.send(Welcome(self._public_key, self._config.beat_s, self._config.lease_s, self._gateway))
+        if self._siblings and session.join.siblings:
+            session.send(Siblings(self._siblings))
         self._kv_index.joined(session)
         self._interconnects.joined(session)
         tasks = {
@@ -122,8 +151,25 @@ class ControlStreams:
             await asyncio.wait(tasks)
             if session.lost == "cluster_removed":
                 await self._refuse(send, Refused("cluster", f"{session.join.cluster!r} was removed"))
+            elif session.lost == "credentials_revoked":
+                reason = f"the credentials of cluster {session.join.cluster!r} were revoked; join with its new token"
+                await self._refuse(send, Refused("certificate", reason))
             else:
                 await _close(send)
+
+    def tell(self, siblings: tuple[str, ...]) -> None:
+        """The other gateways are these now: nodes join them, too."""
+        self._siblings = siblings
+        for session in self._registry.nodes():
+            if session.join.siblings:
+                with suppress(NodeLost):
+                    session.send(Siblings(siblings))
+
+    def _is_here(self, join: Join) -> bool:
+        """Whether this node holds a stream to this gateway already, and took this address for another one's."""
+        session = self._registry.node(join.node_id)
+        known = self._gateway in join.gateways and session is not None and session.incarnation == join.incarnation
+        return known and join.siblings
 
     async def _read(self, session: NodeSession, receive: Receive) -> None:
         """Take what the node says. Raises NodeLost when it closes or breaks the protocol."""
@@ -137,9 +183,12 @@ class ControlStreams:
             self._route(session, message)
 
     async def _watch(self, session: NodeSession) -> None:
-        """Raise NodeLost when the node has said nothing for a lease."""
+        """Raise NodeLost when the node has said nothing for a lease, or when its certificate has ended."""
         loop = asyncio.get_running_loop()
         while True:
+            until = session.credentials.until
+            if until is not None and time.time() >= until:
+                raise NodeLost("certificate_expired")
             left = session.last_heard + self._config.lease_s - loop.time()
             if left <= 0:
                 # If this process was the one that slept, what the node said lies in the socket: let it be read.
@@ -181,6 +230,9 @@ class ControlStreams:
                 self._kv_index.heard(session, message)
             case RoleChanged():
                 self._own_nodes.answered(session, message)
+            case RenewCertificate():
+                session.credentials, answer = self._door.renew(session.credentials, message.request)
+                session.send(answer)
             case Join():
                 raise NodeLost("protocol: a second Join")
 
@@ -198,13 +250,18 @@ class ControlStreams:
         links.heard(self._registry, session, session.last_heard)
         self._interconnects.heard(session, session.last_heard)
 
-    async def _refuse(self, send: Send, refused: Refused) -> None:
+    async def _refuse(self, send: Send, refused: Refused | Already) -> None:
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await send({"type": "websocket.send", "bytes": control.encode(refused)})
         except Exception as error:  # the stream may be gone in any way; there is nobody left to tell
             log.debug("refusal not delivered cause=%s", error)
         await _close(send)
+
+
+def _address(scope: Scope) -> str:
+    client = scope.get("client")
+    return "unknown" if client is None else str(client[0])
 
 
 def _payload(event: MutableMapping[str, Any]) -> bytes:

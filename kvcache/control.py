@@ -11,7 +11,9 @@ import msgspec
 
 from kvcache.engine_figures import EngineFigures
 from kvcache.quality import Quality
+from kvcache.renewal import CertificateIssued, RenewCertificate
 from kvcache.replicas import Already, Leaving, Siblings
+from kvcache.tiers.report import TierReport
 from kvcache.wire import Role
 
 MAX_MESSAGE_BYTES = 16 << 20
@@ -109,8 +111,8 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     TakePrefix; ``role_epoch`` is that of the last ChangeRole that it obeyed. ``max_running`` is how many answers it
     speaks at once, 0 for one that does not say.
     ``max_answers`` is how many answers to one prompt it gives at most, 0 for a node that knows no penalties either.
-    ``topology`` is its machine as ``kvcache.topology`` writes it, b"" where it says nothing; one that cannot be read
     ``transports`` are what it can send and receive KV by; a node that names none has TCP.
+    ``topology`` is its machine as ``kvcache.topology`` writes it, b"" where it says nothing; one that cannot be read
     keeps nobody out.
     One with ``siblings`` understands Siblings, Leaving and Already; ``gateways`` are those that it holds a stream to
     already, by the names in their Welcomes.
@@ -137,8 +139,8 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     siblings: bool = False
     gateways: tuple[str, ...] = ()
     max_answers: int = 0
-
     transports: tuple[str, ...] = ()
+
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     """Once a second, and at once after a change of ``accepting``. Rates are 0 while nothing was measured.
@@ -146,6 +148,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     ``codecs`` is what those of the Join have done in transfers since the node started. ``detail`` says what keeps the
     node from taking or beginning work, "" where nothing does; other nodes' troubles are not its own.
 
+    ``tiers`` are those below the pool, the fastest first.
     Pages that the prefix cache can let go of count as free; it keeps ``pages_cached``. Since the node started
     ``cache_hits`` jobs have found ``cache_hit_tokens`` there, and ``pages_evicted`` were let go of. ``engine`` is what
     an engine with a cache of its own says of that.
@@ -153,6 +156,8 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     Other gateways than the one that hears this gave the node ``others_jobs`` that are at hand, with ``others_tokens``
     of prompts to compute. It plays ``role`` since the ChangeRole of ``role_epoch``, whichever gateway gave that. Nodes
     before this version leave both None.
+
+    The node remembers ``tickets`` that were used or wait for their job, runs ``tasks``, and has ``files`` open.
     """
 
     accepting: bool
@@ -171,11 +176,15 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     cache_hits: int = 0
     cache_hit_tokens: int = 0
     pages_evicted: int = 0
+    tiers: tuple[TierReport, ...] = ()
     engine: EngineFigures | None = None
     others_jobs: int | None = None
     others_tokens: int = 0
     role: Role | None = None
     role_epoch: int = 0
+    tickets: int = 0
+    tasks: int = 0
+    files: int = 0
 
 
 class LinkReport(msgspec.Struct, frozen=True):
@@ -237,8 +246,8 @@ class TransferDone(msgspec.Struct, frozen=True, tag=True):
     ``transfer_s`` runs from the grant of room; for pieces that did not wait for it, as if granted a round trip before.
     ``kv_digest`` is xxh3-128 over the piece digests in plan order: of the committed bytes, or, where a codec is
     inexact, of what arrived.
-    ``transport`` carried it at last, ``failed_transports`` had been tried before. ``sending_s`` is for how long pieces
-    were on their way while others were computed: with ``exposed_s``, what the transport took for all of them.
+    ``transport`` carried it at last, ``failed_transports`` had been tried before. For ``arriving_s`` bytes of it were
+    coming in, whatever was computed meanwhile: what the transport itself took, as far as it shows at this end.
     """
 
     transfer: bytes
@@ -248,10 +257,10 @@ class TransferDone(msgspec.Struct, frozen=True, tag=True):
     transfer_s: float
     exposed_s: float
     kv_digest: bytes
-
     transport: str = "tcp"
-    sending_s: float = 0.0
+    arriving_s: float = 0.0
     failed_transports: tuple[str, ...] = ()
+
 
 class Delta(msgspec.Struct, frozen=True, tag=True):
     """New tokens of one generation and the text that became certain with them (held back inside a stop string).
@@ -375,8 +384,8 @@ class PrefillJob(msgspec.Struct, frozen=True, tag=True):
     salt: str = ""
     lora: str = ""
     traceparent: str = ""
-
     transports: tuple[str, ...] = ()
+
 
 class KvSource(msgspec.Struct, frozen=True):
     """Where a generation's KV comes from: the node that proves this key. ``dial`` None: wait until it dials in.
@@ -428,8 +437,8 @@ class SharePrefix(msgspec.Struct, frozen=True, tag=True):
     dial: KvPeer | None = None
     salt: str = ""
     lora: str = ""
-
     transports: tuple[str, ...] = ()
+
 
 class TakePrefix(msgspec.Struct, frozen=True, tag=True):
     """Fetch what another node was told to share, and keep it in the prefix cache; job id = transfer id in hex.
@@ -505,6 +514,7 @@ FromNode = (
     | Cancelled
     | KvEvents
     | RoleChanged
+    | RenewCertificate
 )
 Order = (
     PrefillJob
@@ -517,8 +527,9 @@ Order = (
     | ProbeLink
     | ReplayKvEvents
     | ChangeRole
+    | CertificateIssued
 )
-"""What a gateway may ask of a node that has joined."""
+"""What a gateway may tell a node that has joined to do, or to have."""
 ToNode = Welcome | Refused | Already | Beat | Siblings | Leaving | Order
 
 _encoder = msgspec.msgpack.Encoder()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,11 @@ from node import config as parsing
 from node.config import ConfigError, NodeConfig, TlsFiles
 from node.control import NodeRefused
 from node.engines import EMBEDDED, ENGINES, EngineChoice, engine_choice, start_engine
+from node.enrolment import enrolled
 from node.model import NodeModel
 from node.node import BLOCK_TOKENS, Node
+from node.tiers import tier_config
+from node.topology.machine import ThisMachine
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -65,10 +68,27 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--max-queue", type=click.IntRange(1, 1 << 16), default=32, show_default=True, help="Jobs that may wait.")
 @click.option("--max-running", type=click.IntRange(1, 1 << 12), default=16, show_default=True)
 @click.option(
+    "--shared-memory/--no-shared-memory",
+    default=True,
+    show_default=True,
+    help="KV to and from other nodes of this host, of the same user, goes through memory.",
+)
+@click.option(
     "--prefix-cache/--no-prefix-cache",
     default=True,
     show_default=True,
     help="Keep KV of finished work in what the pool has to spare, for prompts that begin alike.",
+)
+@click.option(
+    "--tier-disk",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="A directory for files of what the pool lets go of; private to this node. Best on a local NVMe disk.",
+)
+@click.option("--tier-disk-mib", type=click.IntRange(1, 1 << 32), help="How much of it to use.  [default: 4096]")
+@click.option("--tier-disk-keep", is_flag=True, help="Keep the files over an orderly stop, too.")
+@click.option("--tier-cxl-mib", type=click.IntRange(0, 1 << 32), default=0, help="CXL memory to use; none by default.")
+@click.option(
+    "--tier-cxl-numa", type=click.IntRange(0, 1023), help="Its NUMA node.  [default: the first of CXL memory]"
 )
 @click.option(
     "--snapshot-interval",
@@ -88,7 +108,12 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @click.option("--place", metavar="region=R,zone=Z,rack=K,host=H", help="Where this machine stands; any of the four.")
 @click.option("--pod-labels", type=_FILE, help="A file of the Kubernetes downward API with topology labels.")
-@click.option("--join-token-file", type=_FILE, help="One line: the token that the gateway expects.")
+@click.option("--join-token-file", type=_FILE, help="One line: the join token of the cluster, or of the gateway.")
+@click.option(
+    "--identity-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Private folder that keeps the certificate got for the join token.  [default: asked for at every start]",
+)
 @click.option("--gateway-ca", type=_FILE, help="Root of the gateway's certificate, if not a public one.")
 @click.option("--kv-tls-cert", type=_FILE)
 @click.option("--kv-tls-key", type=_FILE)
@@ -114,6 +139,7 @@ def node(
     kv_advertise: str | None,
     dial: str | None,
     kv_connections: int,
+    shared_memory: bool,
     pool_mib: int,
     engine: str,
     engine_python: Path | None,
@@ -124,6 +150,11 @@ def node(
     max_queue: int,
     max_running: int,
     prefix_cache: bool,
+    tier_disk: Path | None,
+    tier_disk_mib: int | None,
+    tier_disk_keep: bool,
+    tier_cxl_mib: int,
+    tier_cxl_numa: int | None,
     snapshot_interval: int,
     kv_events_endpoint: str | None,
     kv_events_replay_endpoint: str | None,
@@ -131,6 +162,7 @@ def node(
     place: str | None,
     pod_labels: Path | None,
     join_token_file: Path | None,
+    identity_dir: Path | None,
     gateway_ca: Path | None,
     kv_tls_cert: Path | None,
     kv_tls_key: Path | None,
@@ -143,45 +175,60 @@ def node(
     try:
         role_ = Role[role.upper()]
         port = parsing.kv_port(role_, dial, kv_host, kv_port, kv_advertise)
+        join_token = parsing.read_secret(join_token_file, "--join-token-file")
         settings = NodeConfig(
             role=role_,
             cluster=parsing.name(cluster, "--cluster"),
             node_id=parsing.name(node_id, "--node-id") if node_id else parsing.default_node_id(role_),
             stream_urls=tuple(parsing.stream_url(gateway) for gateway in gateways),
             gateway_ca=gateway_ca,
-            join_token=parsing.read_secret(join_token_file, "--join-token-file"),
+            join_token=join_token,
             model_dir=model_dir,
             model_name=model_name or model_dir.resolve().name,
             dtype=DType(dtype),
             kv_port=port,
-            kv_tls=parsing.check_tls(TlsFiles(kv_tls_cert, kv_tls_key, kv_tls_ca), port),
+            kv_tls=parsing.check_tls(TlsFiles(kv_tls_cert, kv_tls_key, kv_tls_ca), port, join_token),
             kv_connections=kv_connections,
+            shared_memory=shared_memory,
             pool_bytes=pool_mib << 20,
             threads=threads,
             chunk_tokens=chunk_tokens,
             max_queue=max_queue,
             max_running=max_running,
             prefix_cache=prefix_cache,
+            tiers=tier_config(
+                tier_disk,
+                tier_disk_mib,
+                tier_disk_keep,
+                tier_cxl_mib,
+                tier_cxl_numa,
+                prefix_cache=prefix_cache,
+                machine=ThisMachine(),
+            ),
             checkpoints=parsing.checkpoints(snapshot_interval, BLOCK_TOKENS),
             kv_events=parsing.event_endpoints(
                 kv_events_endpoint, kv_events_replay_endpoint, kv_events_insecure_network
             ),
             place=parsing.place(place, pod_labels),
+            identity_dir=identity_dir,
             otlp_endpoint=otlp_endpoint,
         )
-        asyncio.run(_run(settings, engine_choice(engine, engine_python, engine_args, engine_connector)))
+        asyncio.run(_run(settings, gateways, engine_choice(engine, engine_python, engine_args, engine_connector)))
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
     except (NodeRefused, EngineLost, InsecureBind, OSError) as error:
         raise click.ClickException(str(error)) from error
 
 
-async def _run(config: NodeConfig, choice: EngineChoice) -> None:
+async def _run(config: NodeConfig, gateways: Sequence[str], choice: EngineChoice) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     model = await asyncio.to_thread(NodeModel.read, config.model_dir, config.dtype)
-    node = Node(config, model, start_engine(choice, config, model, _Progress(config.node_id)))
+    enrolling = asyncio.create_task(enrolled(config, gateways))
+    if not await _unless(stop, enrolling):
+        return
+    node = Node(config, model, start_engine(choice, config, model, _Progress(config.node_id)), enrolling.result())
     try:
         if not await _unless(stop, node.start()):
             return
@@ -194,9 +241,9 @@ async def _run(config: NodeConfig, choice: EngineChoice) -> None:
         await node.close()
 
 
-async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None] | asyncio.Task[Any]) -> bool:
     """Do ``work``; False where ``stop`` came first and it was given up."""
-    task, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    task, stopped = asyncio.ensure_future(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
     finally:

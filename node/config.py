@@ -14,8 +14,10 @@ from urllib.parse import urlsplit, urlunsplit
 
 from kvcache.checkpoints import CheckpointPolicy
 from kvcache.control import KvAddress
+from kvcache.join_token import JoinToken
 from kvcache.layout import DType
 from kvcache.wire import Role
+from node.tier_config import TierConfig
 from node.topology.machine import ThisMachine
 from node.topology.place import parse_place, read_labels
 
@@ -65,8 +67,9 @@ class NodeConfig:
 
     ``stream_urls`` are those of the gateways that it was told of; where these share their state, it learns the others.
 
-    ``otlp_endpoint`` is the base URL of a collector of traces.
-    ``place`` is what was said of where its machine stands, by the names of ``node.topology.place``.
+    ``otlp_endpoint`` is the base URL of a collector of traces. ``identity_dir`` keeps the node's certificate over a
+    restart. ``place`` is what was said of where its machine stands, by the names of ``node.topology.place``.
+    With ``shared_memory`` KV may go to and from other processes of this host through memory.
     """
 
     role: Role
@@ -90,6 +93,9 @@ class NodeConfig:
     checkpoints: CheckpointPolicy = field(default_factory=CheckpointPolicy)
     kv_events: EventEndpoints | None = None
     place: Mapping[str, str] = field(default_factory=dict)
+    tiers: TierConfig = field(default_factory=TierConfig)
+    shared_memory: bool = True
+    identity_dir: Path | None = None
     otlp_endpoint: str | None = None
 
 
@@ -151,8 +157,11 @@ def kv_port(role: Role, dial: str | None, host: str | None, port: int, advertise
     return KvPort(bind, port, address)
 
 
-def check_tls(files: TlsFiles, port: KvPort | None) -> TlsFiles:
-    """Refuse what would put KV on a network in the clear, and files that are not there. Raises ConfigError."""
+def check_tls(files: TlsFiles, port: KvPort | None, join_token: str | None = None) -> TlsFiles:
+    """Refuse what would put KV on a network in the clear, and files that are not there. Raises ConfigError.
+
+    A join token that names a root gets the node a certificate for its KV port, too.
+    """
     if (files.cert is None) != (files.key is None):
         raise ConfigError("--kv-tls-cert and --kv-tls-key belong together: give both or neither")
     if files.cert is not None and files.ca is None:
@@ -160,12 +169,19 @@ def check_tls(files: TlsFiles, port: KvPort | None) -> TlsFiles:
     for flag, path in (("--kv-tls-cert", files.cert), ("--kv-tls-key", files.key), ("--kv-tls-ca", files.ca)):
         if path is not None and not path.is_file():
             raise ConfigError(f"{flag}: {path} is not a file")
-    if port is not None and not is_loopback(port.host) and not files.complete:
+    if port is not None and not is_loopback(port.host) and not files.complete and not _gets_certificate(join_token):
         raise ConfigError(
-            f"--kv-host: {port.host} is not the loopback; give --kv-tls-cert, --kv-tls-key and --kv-tls-ca, "
-            "or bind 127.0.0.1"
+            f"--kv-host: {port.host} is not the loopback; join with a token of a gateway that has --ca, give "
+            "--kv-tls-cert, --kv-tls-key and --kv-tls-ca, or bind 127.0.0.1"
         )
     return files
+
+
+def _gets_certificate(join_token: str | None) -> bool:
+    try:
+        return join_token is not None and bool(JoinToken.parse(join_token).root)
+    except ValueError:
+        return False
 
 
 def event_endpoints(publish: str | None, replay: str | None, insecure_network: bool) -> EventEndpoints | None:

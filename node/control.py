@@ -30,6 +30,7 @@ from kvcache.control import (
 )
 from kvcache.replicas import Already, Leaving, Siblings
 from node.backoff import Backoff
+from node.certificate_request import is_of_a_node
 
 log = logging.getLogger(__name__)
 
@@ -179,18 +180,22 @@ class ControlStream:
     async def _dial(self, http: aiohttp.ClientSession) -> aiohttp.ClientWebSocketResponse:
         try:
             async with asyncio.timeout(self._limits.connect_s):
-                return await http.ws_connect(
+                stream = await http.ws_connect(
                     self._url, ssl=self._tls or True, max_msg_size=control.MAX_MESSAGE_BYTES, autoping=True
                 )
         except aiohttp.WSServerHandshakeError as error:
             if error.status in (401, 403):
                 raise NodeRefused(
-                    f"join token: the gateway answered {error.status}; give the token it was started with "
-                    "(--join-token-file)"
+                    f"join token: the gateway answered {error.status}; give the token that is in force for the cluster "
+                    "(--join-token-file), or join anew where a certificate was revoked"
                 ) from error
             raise StreamLost(f"handshake answered {error.status}") from error
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise StreamLost(f"connect: {error or type(error).__name__}") from error
+        if is_of_a_node(stream.get_extra_info("peercert")):
+            await _close(stream)
+            raise StreamLost("a node answers in the gateway's place")
+        return stream
 
     async def _greet(self, stream: aiohttp.ClientWebSocketResponse) -> Welcome:
         await self._write(stream, control.encode(self._handler.join()))

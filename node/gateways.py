@@ -77,6 +77,11 @@ class Gateways:
         if session is not None:
             session.stream.send(message)
 
+    def send_all(self, message: FromNode) -> None:
+        """Tell every gateway with an open session."""
+        for session in self._sessions.values():
+            session.stream.send(message)
+
     async def flush(self, timeout_s: float) -> None:
         """Return when all that was sent is written, or after ``timeout_s``."""
         await asyncio.gather(*(session.stream.flush(timeout_s) for session in self._sessions.values()))

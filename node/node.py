@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 import logging
 import os
+import ssl
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
@@ -20,6 +22,7 @@ from engines.process import EngineProcess
 from engines.protocol import Engine, EngineInfo, Loading, TellsFigures
 from engines.spec import EngineSpec
 from kvcache.blocks import PageGeometry, PagePool
+from kvcache.certificate_files import CertificateFiles
 from kvcache.codecs.candidates import candidates
 from kvcache.codecs.meter import CodecMeter
 from kvcache.control import (
@@ -48,16 +51,21 @@ from kvcache.control import (
     Welcome,
 )
 from kvcache.hostpool import HostPool
+from kvcache.kept import recomputation
 from kvcache.layout import GroupKind
 from kvcache.prefix_cache import PrefixCache
+from kvcache.renewal import CertificateIssued
 from kvcache.room import PageRoom
 from kvcache.ticket import claimed_transfer
+from kvcache.tiers.hierarchy import Tiers
 from kvcache.topology import MachineReport, encode_report
 from kvcache.tracing import tracer_for
 from kvcache.transport import KvEndpoint, LocalIdentity, TransportLimits
+from kvcache.transport.hostlane import HostCarrier
 from node.codec_start import measure
 from node.config import ConfigError, KvPort, NodeConfig, pool_pages
 from node.control import ControlHandler, ControlStream
+from node.enrolment import Enrolled
 from node.event_feed import EventFeeds
 from node.event_log import EventLog
 from node.event_socket import EventSocket
@@ -66,8 +74,10 @@ from node.identity import Identity
 from node.keeper import EngineKeeper
 from node.model import NodeModel
 from node.rates import Rates
+from node.renewal import Renewal
 from node.roles import NodeRole
 from node.router import FrameRouter
+from node.tiers import make_levels
 from node.tls import dialling_context, gateway_context, listening_context
 from node.topology.discover import discover
 from node.topology.machine import ThisMachine
@@ -87,16 +97,20 @@ StartEngine = Callable[[HostPool], Awaitable[Engine]]
 class Node:
     """``start``, then ``run`` until it returns, then ``close``."""
 
-    def __init__(self, config: NodeConfig, model: NodeModel, start_engine: StartEngine) -> None:
-        """Takes the pool's memory; nothing runs yet. Raises ConfigError for a pool of an impossible size."""
+    def __init__(
+        self, config: NodeConfig, model: NodeModel, start_engine: StartEngine, identity: Enrolled | None = None
+    ) -> None:
+        """Takes the pool's memory; nothing runs yet. Raises ConfigError for a pool of an impossible size, or tiers."""
         self._config = config
         self._model = model
         self._geometry = PageGeometry.of(model.layout, BLOCK_TOKENS)
         pages = pool_pages(config.pool_bytes, self._geometry.page_bytes)
         self._identity = Identity.fresh(config.node_id)
         self._fingerprint = model.fingerprint.digest()
-        self._gateway_tls = gateway_context(config.gateway_ca)
-        self._listen_tls = listening_context(config.kv_tls)
+        kv_tls = config.kv_tls if identity is None or config.kv_tls.complete else identity.enrolment.files
+        self._gateway_tls = gateway_context(config.gateway_ca, None if identity is None else identity.enrolment.files)
+        self._listen_tls, dial_tls = listening_context(kv_tls), dialling_context(kv_tls)
+        self._renewal = None if identity is None else self._renewing(identity, dial_tls)
         self._rates = Rates()
         try:
             self._tracer = tracer_for(config.otlp_endpoint, "prfaas-node", config.node_id)
@@ -108,10 +122,25 @@ class Node:
         self._pool = HostPool.create(self._geometry.page_bytes, pages)
         kinds = {group.kind for group in model.layout.groups}
         self._events = EventLog(BLOCK_TOKENS, "mamba" if GroupKind.STATE in kinds else "sliding_window")
-        page_pool = PagePool(pages)
-        self._cache = PrefixCache(page_pool, BLOCK_TOKENS, snapshots=kinds != {GroupKind.FULL}, listener=self._events)
+        page_pool, snapshots = PagePool(pages), kinds != {GroupKind.FULL}
+        levels = make_levels(config.tiers, self._geometry.page_bytes)
+        self._tiers = (
+            Tiers(levels, self._geometry.page_bytes, self._events, lambda: self._rates.prefill) if levels else None
+        )
+        self._cache = PrefixCache(
+            page_pool,
+            BLOCK_TOKENS,
+            snapshots=snapshots,
+            value=recomputation if self._tiers is None else self._tiers.costs.value,
+            listener=self._events if self._tiers is None else self._tiers.telling,
+        )
         waiting = config.max_queue + config.max_running
         self._room = PageRoom(page_pool, waiting, self._cache if config.prefix_cache else None)
+        if self._tiers is not None:
+            self._events.tiers = self._tiers
+            self._tiers.attach(
+                self._cache, self._room, self._pool, self._fingerprint, time.monotonic, snapshots=snapshots
+            )
         self._feeds = EventFeeds(self._events, lambda: self._cache, lambda gateway: self._gateways.stream(gateway))
         self._event_socket: EventSocket | None = None
         self._keeper = EngineKeeper(lambda: start_engine(self._pool), self._beat)
@@ -129,14 +158,16 @@ class Node:
                 lambda: self._role.role,
             ),
             FrameRouter(self._serving, self._asking),
-            dialling_context(config.kv_tls),
+            dial_tls,
             TransportLimits(connections=config.kv_connections),
+            carriers=[HostCarrier(self._identity.public_key)] if config.shared_memory else (),
         )
         self._gateways = Gateways(config.stream_urls, self, self._dial)
         self._info: EngineInfo | None = None
         self._codec_start: tuple[CodecWork, ...] = ()
         self._machine = MachineReport()
         self._kv_address: KvAddress | None = None
+        self._transports: tuple[str, ...] = ()
         self._draining = False
         self._welcomed = asyncio.Event()
 
@@ -160,6 +191,9 @@ class Node:
         self._info = (await self._keeper.start()).info
         self._machine = await looking
         self._rates.measured(self._info.prefill_tokens_per_s, self._info.decode_tokens_per_s)
+        self._transports = self._endpoint.open_lanes()
+        if self._tiers is not None:
+            self._tiers.start()
         port = self._config.kv_port
         if port is not None:
             bound = await self._listen(port)
@@ -180,6 +214,8 @@ class Node:
         works = [self._gateways.run(), self._keeper.run(), self._wait(stop)]
         if self._event_socket is not None:
             works.append(self._event_socket.run())
+        if self._renewal is not None:
+            works.append(self._renewal.run())
         tasks = [asyncio.create_task(work) for work in works]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -204,6 +240,8 @@ class Node:
         await self._keeper.close()
         if self._event_socket is not None:
             self._event_socket.close()
+        if self._tiers is not None:
+            await self._tiers.close(self._config.tiers.keep)
         self._executor.shutdown()
         await asyncio.to_thread(self._tracer.close)
         self._pool.close()
@@ -238,6 +276,7 @@ class Node:
             role_epoch=self._role.epoch,
             max_running=self._config.max_running,
             topology=encode_report(self._machine),
+            transports=self._transports,
             moves=self._config.prefix_cache,
             max_answers=_most_answers(self._config),
         )
@@ -265,11 +304,15 @@ class Node:
             cache_hits=cache.hits,
             cache_hit_tokens=cache.hit_tokens,
             pages_evicted=cache.evicted_pages,
+            tiers=() if self._tiers is None else self._tiers.reports,
             engine=engine.figures if isinstance(engine := self._keeper.engine, TellsFigures) else None,
             others_jobs=jobs,
             others_tokens=tokens,
             role=self._role.role,
             role_epoch=self._role.epoch,
+            tickets=self._serving.tickets,
+            tasks=len(asyncio.all_tasks()),
+            files=len(os.listdir("/proc/self/fd")) - 1,  # but for the one that lists them
         )
 
     def on_welcome(self, gateway: str, welcome: Welcome) -> None:
@@ -297,6 +340,9 @@ class Node:
                 self._role.order(order, gateway)
             case RateLease(egress_bytes_per_s=rate):
                 self._endpoint.pace(rate)
+            case CertificateIssued():
+                if self._renewal is not None:
+                    self._renewal.issued(order)
             case ReplayKvEvents(start_seq=start_seq):
                 self._feeds.replay(gateway, start_seq)
             case ProbeLink(peer_node=peer, nbytes=nbytes):
@@ -348,8 +394,25 @@ class Node:
         full = f"pool full: {waiting} {'transfer waits' if waiting == 1 else 'transfers wait'} for pages"
         return self._keeper.detail or (full if waiting else "")
 
+    def _renewing(self, identity: Enrolled, dial_tls: ssl.SSLContext | None) -> Renewal:
+        """Keeps the certificate, and shows it wherever it was shown first."""
+        files = identity.enrolment.files
+        assert files.cert is not None
+        assert files.key is not None
+        shown = [self._gateway_tls]
+        if not self._config.kv_tls.complete:
+            shown += [self._listen_tls, dial_tls]
+        contexts = [context for context in shown if context is not None]
+        return Renewal(
+            identity.enrolment,
+            identity.certificate,
+            CertificateFiles(files.cert, files.key, contexts),
+            lambda asked: self._gateways.send_all(asked),
+        )
+
     def _dial(self, url: str, handler: ControlHandler) -> ControlStream:
-        return ControlStream(url, handler, join_token=self._config.join_token, tls=self._gateway_tls)
+        token = self._config.join_token if self._renewal is None else None  # the certificate says it all
+        return ControlStream(url, handler, join_token=token, tls=self._gateway_tls)
 
     def _beat(self) -> None:
         self._gateways.beat_now()
@@ -403,6 +466,7 @@ class Node:
             limits=ServiceLimits(max_queue=self._config.max_queue),
             checkpoints=self._config.checkpoints,
             meter=self._meter,
+            tiers=self._tiers,
         )
 
     def _client_context(self) -> ClientContext:
@@ -424,6 +488,7 @@ class Node:
             limits=ClientLimits(self._config.max_queue + self._config.max_running, _most_answers(self._config)),
             checkpoints=self._config.checkpoints,
             meter=self._meter,
+            tiers=self._tiers,
         )
 
 

@@ -29,14 +29,21 @@ def dialling_context(files: TlsFiles) -> ssl.SSLContext | None:
     return context
 
 
-def gateway_context(ca: Path | None) -> ssl.SSLContext | None:
-    """For the control stream: a root of the operator's own; None leaves the system's roots in force."""
-    if ca is None:
+def gateway_context(ca: Path | None, own: TlsFiles | None = None) -> ssl.SSLContext | None:
+    """For the control stream: a root of the operator's own; None leaves the system's roots in force.
+
+    ``own`` is a node's certificate, to be shown, with the roots that the gateway's must come from where ``ca`` is None.
+    """
+    root = ca or (own.ca if own is not None else None)
+    if root is None:
         return None
     try:
-        return ssl.create_default_context(cafile=str(ca))
+        context = ssl.create_default_context(cafile=str(root))
     except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"--gateway-ca: {ca} cannot be used: {error}") from error
+        raise ConfigError(f"--gateway-ca: {root} cannot be used: {error}") from error
+    if own is not None and own.cert is not None and own.key is not None:
+        context.load_cert_chain(own.cert, own.key)
+    return context
 
 
 def _load(context: ssl.SSLContext, files: TlsFiles) -> None:

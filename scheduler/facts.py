@@ -149,9 +149,9 @@ class ClusterFacts(msgspec.Struct, frozen=True, gc=False):
     """One cluster that may prefill. ``reachable`` is False for drained, paused or lost ones.
 
     ``link`` is the way from it to the local decode nodes, ``outward`` the way there, None where nothing can be sent to
-    it. ``region`` is "" where its operator named none. ``trusted``: its operator is. ``ttft_ratio`` is what its TTFT
-    was seen to be over what was predicted, 1.0 while nothing was seen. ``suspended``: the circuit breaker of all that
-    goes there lets nothing through now.
+    it. ``region`` is "" where its operator named none, and ``residency`` are more names for where its data stays.
+    ``trusted``: its operator is. ``ttft_ratio`` is what its TTFT was seen to be over what was predicted, 1.0 while
+    nothing was seen. ``suspended``: the circuit breaker of all that goes there lets nothing through now.
     """
 
     name: str
@@ -165,6 +165,7 @@ class ClusterFacts(msgspec.Struct, frozen=True, gc=False):
     ttft_ratio: float = 1.0
     outward: LinkFacts | None = None
     suspended: bool = False
+    residency: tuple[str, ...] = ()
 
 
 class RequestFacts(msgspec.Struct, frozen=True, gc=False):

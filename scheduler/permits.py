@@ -13,7 +13,7 @@ def may_hold(request: RequestFacts, cluster: ClusterFacts) -> bool:
     At home only residency is asked: its key's list of clusters and its operator's trust are about remote ones. A
     cluster whose region is not known lies in none that a request names.
     """
-    if request.regions is not None and cluster.region not in request.regions:
+    if request.regions is not None and request.regions.isdisjoint((cluster.region, *cluster.residency)):
         return False
     if cluster.name in request.barred_clusters:
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 from urllib.parse import quote
 
@@ -9,8 +10,10 @@ import click
 
 from gateway.commands.client import Api, gateway_options, print_json, print_table, seconds, size
 from gateway.commands.convert import convert
+from gateway.commands.inputs import Finite
 from gateway.commands.routes import routes
 from gateway.commands.terms import terms_body, terms_options
+from gateway.commands.watch import watch
 
 
 @click.group()
@@ -33,9 +36,34 @@ def clusters() -> None:
 @terms_options
 @gateway_options
 def register(api: Api, as_json: bool, name: str, dial: str, egress_gbps: float, **terms: Any) -> None:
-    """Let nodes of cluster NAME join."""
+    """Register cluster NAME and print the join token of its nodes, which is shown this once.
+
+    With the key of an operator of NAME alone, the cluster waits for an admin: `prfaas clusters approve NAME`.
+    """
     body = {"name": name, "dial": dial, "egress_gbps": egress_gbps}
-    _say(api.call("POST", "/v1/clusters", body | terms_body(**terms, known={})), as_json)
+    _say_with_token(api.call("POST", "/v1/clusters", body | terms_body(**terms, known={})), as_json)
+
+
+@clusters.command("approve")
+@click.argument("name")
+@gateway_options
+def approve(api: Api, as_json: bool, name: str) -> None:
+    """Let the nodes of cluster NAME join, which its operator registered."""
+    _say(api.call("POST", f"/v1/clusters/{quote(name, safe='')}/approve"), as_json)
+
+
+@clusters.command("rotate")
+@click.argument("name")
+@click.option("--hours", type=Finite(0, 8760, min_open=True), default=24.0, show_default=True, help="The token's life.")
+@click.option("--revoke", is_flag=True, help="Dismiss all nodes and revoke their certificates: they must join anew.")
+@gateway_options
+def rotate(api: Api, as_json: bool, name: str, hours: float, revoke: bool) -> None:
+    """Print a new join token of cluster NAME, the local one too; the one before works no more.
+
+    Nodes that joined stay, and renew their certificates by themselves, unless you --revoke.
+    """
+    body = {"hours": hours, "revoke": revoke}
+    _say_with_token(api.call("POST", f"/v1/clusters/{quote(name, safe='')}/rotate", body), as_json)
 
 
 @clusters.command("set")
@@ -97,7 +125,7 @@ def resume(api: Api, as_json: bool, name: str) -> None:
 @click.argument("name")
 @gateway_options
 def remove(api: Api, as_json: bool, name: str) -> None:
-    """Dismiss the nodes of cluster NAME and let none join."""
+    """Dismiss the nodes of cluster NAME, let none join, and revoke its token and certificates."""
     _say(api.call("DELETE", f"/v1/clusters/{quote(name, safe='')}"), as_json)
 
 
@@ -122,9 +150,18 @@ def list_nodes(api: Api, as_json: bool) -> None:
 
 
 @click.command()
+@click.option("--watch", "watched", is_flag=True, help="Show nodes, links, queue and rates until Ctrl-C.")
+@click.option(
+    "--every", type=Finite(0.1, 3600), default=2.0, show_default=True, help="Seconds between two looks of --watch."
+)
 @gateway_options
-def status(api: Api, as_json: bool) -> None:
+def status(api: Api, as_json: bool, watched: bool, every: float) -> None:
     """Show whether a gateway can serve, and what it has."""
+    if watched:
+        if as_json:
+            raise click.UsageError("--watch is for people; leave out --json, or ask again and again")
+        watch(api, every)
+        return
     found = api.call("GET", "/v1/status")
     found["engines"] = api.call("GET", "/v1/engines")["engines"]
     if as_json:
@@ -157,6 +194,17 @@ def _say(cluster: dict[str, Any], as_json: bool) -> None:
         click.echo(f"cluster {cluster['name']} is {cluster['state']}, dial {cluster['dial']}, {cluster['nodes']} nodes")
 
 
+def _say_with_token(cluster: dict[str, Any], as_json: bool) -> None:
+    """The token alone on stdout, so that it can go straight into a file."""
+    if as_json:
+        print_json(cluster)
+        return
+    hours = (cluster["join_token_until"] - time.time()) / 3600
+    click.echo(f"cluster {cluster['name']} is {cluster['state']}, dial {cluster['dial']}", err=True)
+    click.echo(f"its nodes may join for {hours:.3g} h (`prfaas node --join-token-file FILE`) with this in FILE:", err=True)
+    click.echo(cluster["join_token"])
+
+
 def _cluster_table(found: list[dict[str, Any]]) -> None:
     rows = []
     for one in found:
@@ -180,8 +228,9 @@ def _engine_table(found: list[dict[str, Any]]) -> None:
             word = "accepting" if one["accepting"] else f"breaker {one['breaker']}"
         speed, load = one["prefill_tokens_per_s"], f"{one['running']}/{one['max_running']}"
         kind = (one["model"], one["dialect"], one["role"])
-        work = (load, one["prefilling_tokens"], speed and f"{speed:.0f}")
-        rows.append((one["name"], one["cluster"], *kind, word, *work))
+        rows.append(
+            (one["name"], one["cluster"], *kind, word, load, one["prefilling_tokens"], speed and f"{speed:.0f}")
+        )
     columns = ("engine", "cluster", "model", "dialect", "role", "state", "running", "prefilling", "prefill tokens/s")
     print_table(columns, rows, "no engines")
 

@@ -10,6 +10,7 @@ import click
 
 from gateway.commands.config_file import FiledCommand
 from gateway.commands.inputs import Finite
+from gateway.commands.redis_options import advertised, redis_options, redis_settings
 from gateway.config import ConfigError, EngineEvents, FallbackPolicy, GatewayConfig
 from kvcache.layout import DType
 from kvcache.logs import LogFormat, set_up_logging
@@ -100,7 +101,22 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--tls-cert", type=_FILE, help="PEM certificate; needed off the loopback.")
 @click.option("--tls-key", type=_FILE, help="PEM private key of --tls-cert.")
 @click.option(
-    "--join-token-file", type=_FILE, help="File with the token that nodes must show; needed off the loopback."
+    "--ca",
+    "ca_dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder of `prfaas certs create`: nodes get short-lived certificates for their cluster's join token.",
+)
+@click.option(
+    "--node-certificate-hours",
+    type=Finite(0, 2160, min_open=True),
+    default=24.0,
+    show_default=True,
+    help="How long such a certificate holds; nodes renew theirs by themselves.",
+)
+@click.option(
+    "--join-token-file",
+    type=_FILE,
+    help="One token for the nodes of all clusters, without certificates; `prfaas clusters` makes one for each.",
 )
 @click.option(
     "--request-timeout",
@@ -155,6 +171,13 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     help="Seconds after which the first of these is let through.",
 )
 @click.option("--max-body-mib", type=click.IntRange(1), default=16, show_default=True, help="Largest request body.")
+@click.option(
+    "--cors-origin",
+    "cors_origins",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Let pages of this origin call the API from a browser; may be repeated.  [default: none]",
+)
 @click.option("--otlp-endpoint", metavar="URL", help="Base URL of an OTLP/HTTP collector that gets traces.")
 @click.option(
     "--log-format",
@@ -163,6 +186,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     show_default=True,
     help="json: one object a line, with what a line names as its fields.",
 )
+@redis_options
 @click.pass_context
 def gateway(context: click.Context, /, log_format: str, **options: Any) -> None:
     """Run a gateway: the OpenAI-compatible front door of one local cluster and any number of remote ones."""
@@ -205,18 +229,27 @@ def configure(
     chat_template: Path | None,
     tls_cert: Path | None,
     tls_key: Path | None,
+    ca_dir: Path | None,
+    node_certificate_hours: float,
     join_token_file: Path | None,
     request_timeout: float,
     queue: int,
     queue_timeout: float,
     max_body_mib: int,
     otlp_endpoint: str | None,
+    cors_origins: tuple[str, ...],
     handover: Path | None,
     drain_timeout: float,
     canary_interval: float,
     breaker_failures: int,
     breaker_successes: int,
     breaker_open: float,
+    redis: str | None,
+    redis_password_file: Path | None,
+    redis_ca: Path | None,
+    redis_insecure_network: bool,
+    redis_prefix: str,
+    advertise: str | None,
 ) -> GatewayConfig:
     """What the options say. Raises ConfigError."""
     return GatewayConfig(
@@ -236,6 +269,8 @@ def configure(
         ),
         fallback=FallbackPolicy(fallback),
         state_file=state,
+        redis=redis_settings(redis, redis_password_file, redis_ca, redis_insecure_network, redis_prefix),
+        advertise=advertised(advertise),
         engines_file=engines,
         kv_events=tuple(EngineEvents.parse(text) for text in kv_events),
         rebalance=Mode(rebalance),
@@ -244,11 +279,14 @@ def configure(
         tls_cert=tls_cert,
         tls_key=tls_key,
         join_token=None if join_token_file is None else _token(join_token_file),
+        ca_dir=ca_dir,
+        node_certificate_s=node_certificate_hours * 3600,
         request_timeout_s=request_timeout,
         queue=queue,
         queue_timeout_s=queue_timeout,
         max_body_bytes=max_body_mib << 20,
         otlp_endpoint=otlp_endpoint,
+        cors_origins=cors_origins,
         handover=handover,
         drain_s=drain_timeout,
         canary_s=canary_interval,

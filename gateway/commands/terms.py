@@ -1,4 +1,4 @@
-"""What operators say of a cluster on the command line: its region, whether it is trusted, what it costs."""
+"""What operators say of a cluster on the command line: where it is, whether it is trusted, what it costs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PART = re.compile(r"([0-9]{1,2})-([0-9]{1,2})=([0-9.]+)")
 
 
 def terms_options(command: F) -> F:
-    """Add ``--region``, ``--trusted``, ``--egress-price``, ``--prefill-price`` and ``--price-hours``."""
+    """Add the flags that ``terms_body`` takes."""
     decorated: Any = command
     for option in (
         click.option(
@@ -28,6 +28,17 @@ def terms_options(command: F) -> F:
         click.option("--prefill-price", type=Finite(0), help="Price of a second of prefill on one node."),
         click.option("--egress-price", type=Finite(0), help="Price of a GB that leaves it."),
         click.option("--trusted/--not-trusted", default=None, help="Whether its operator is trusted."),
+        click.option("--model", "models", multiple=True, help="It may serve this model only; may be repeated."),
+        click.option(
+            "--endpoint",
+            "endpoints",
+            multiple=True,
+            metavar="HOST|CIDR",
+            help="Where its nodes' KV ports may be; may be repeated.  [default: anywhere]",
+        ),
+        click.option(
+            "--residency", multiple=True, help="Another name for where its data stays, as keys' --region; repeatable."
+        ),
         click.option("--region", help="Where it is, as keys name it in --region."),
     ):
         decorated = option(decorated)
@@ -40,6 +51,9 @@ def terms_body(
     egress_price: float | None,
     prefill_price: float | None,
     price_hours: str | None,
+    residency: tuple[str, ...],
+    endpoints: tuple[str, ...],
+    models: tuple[str, ...],
     known: dict[str, Any],
 ) -> dict[str, Any]:
     """What to send of it: only what was given. Prices that were not given stay as they are ``known``."""
@@ -48,6 +62,8 @@ def terms_body(
         body["region"] = region
     if trusted is not None:
         body["trusted"] = trusted
+    lists = {"residency": residency, "endpoints": endpoints, "models": models}
+    body |= {field: listed for field, listed in lists.items() if listed}
     prices = {"egress_per_gb": egress_price, "prefill_per_s": prefill_price}
     given = {name: value for name, value in prices.items() if value is not None}
     if price_hours is not None:

@@ -85,6 +85,7 @@ def _cluster(
         terms.terms.trusted,
         terms.terms.prices,
         fleet.accuracy(name).value(now),
+        residency=terms.terms.residency,
     )
 
 

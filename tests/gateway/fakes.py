@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -80,7 +81,10 @@ class FakeNode:
         topology: bytes = b"",
         moves: bool = False,
         max_answers: int = 8,
+        transports: tuple[str, ...] = (),
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        self.tls = tls
         self.url = url.replace("http", "ws", 1) + "/v1/nodes/stream"
         self.key = Ed25519PrivateKey.generate()
         self.join = Join(
@@ -101,6 +105,7 @@ class FakeNode:
             topology=topology,
             moves=moves,
             max_answers=max_answers,
+            transports=transports,
         )
         self.token = token
         self.on_prefill = on_prefill or prefill_well
@@ -128,7 +133,9 @@ class FakeNode:
 
     async def start(self) -> FakeNode:
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        self.ws = await websockets.connect(self.url, additional_headers=headers, max_size=control.MAX_MESSAGE_BYTES)
+        self.ws = await websockets.connect(
+            self.url, additional_headers=headers, max_size=control.MAX_MESSAGE_BYTES, ssl=self.tls
+        )
         await self.send(self.join)
         answer = control.decode_to_node(await self.ws.recv())
         if isinstance(answer, Refused):

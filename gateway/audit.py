@@ -1,0 +1,96 @@
+"""The audit log: who changed what, and which nodes were turned away. Bounded, and kept over a restart with the state.
+
+Every request that may change something is recorded as it was answered, whatever the answer; its body is not.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections import deque
+
+import msgspec
+
+from gateway.asgi import Scope, Send
+from gateway.errors import ApiError
+from gateway.state import State
+
+log = logging.getLogger(__name__)
+
+KEPT = 10_000
+PRUNE_EVERY = 100
+MOST_REFUSALS_PER_S = 5
+"""Of nodes that are turned away: more is a flood, of which the metrics tell, and the log of the process."""
+CHANGES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+NO_CHANGE = frozenset({"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/v1/join"})
+_CLUSTER = re.compile(r"/v1/clusters/([^/]+)")
+
+
+class AuditEntry(msgspec.Struct, frozen=True):
+    """``time`` is wall clock. ``cluster`` is "" for what concerns none, ``outcome`` an HTTP status or a cause."""
+
+    time: float
+    actor: str
+    action: str
+    cluster: str
+    outcome: str
+    detail: str = ""
+
+
+class AuditLog:
+    """Entries in the state, newest first. What cannot be written is said in the process's log, and nothing fails."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._written = 0
+        self._refusals: deque[float] = deque(maxlen=MOST_REFUSALS_PER_S)
+
+    def add(self, entry: AuditEntry) -> None:
+        """Keep one more."""
+        try:
+            self._state.execute(
+                "INSERT INTO audit (cluster, record) VALUES (?, ?)", (entry.cluster, msgspec.json.encode(entry))
+            )
+            self._written += 1
+            if self._written % PRUNE_EVERY == 0:
+                self._state.execute("DELETE FROM audit WHERE id <= (SELECT max(id) FROM audit) - ?", (KEPT,))
+        except ApiError as error:
+            log.error("audit entry lost actor=%s action=%s cause=%s", entry.actor, entry.action, error)
+
+    def refused(self, who: str, cluster: str, cause: str, reason: str) -> None:
+        """A node was turned away."""
+        now = time.time()
+        if len(self._refusals) == MOST_REFUSALS_PER_S and now - self._refusals[0] < 1.0:
+            return
+        self._refusals.append(now)
+        self.add(AuditEntry(now, f"node {who}", "join", cluster, cause, reason))
+
+    def recent(self, limit: int, clusters: frozenset[str] | None = None) -> list[AuditEntry]:
+        """The newest entries, of these clusters only."""
+        if clusters is None:
+            rows = self._state.execute("SELECT record FROM audit ORDER BY id DESC LIMIT ?", (limit,))
+        else:
+            marks = ",".join("?" * len(clusters))
+            rows = self._state.execute(
+                f"SELECT record FROM audit WHERE cluster IN ({marks}) ORDER BY id DESC LIMIT ?",  # noqa: S608 (marks)
+                (*clusters, limit),
+            )
+        return [msgspec.json.decode(row[0], type=AuditEntry) for row in rows]
+
+    def watching(self, scope: Scope, actor: str, send: Send) -> Send:
+        """``send`` of a request, which also records what the request was answered where it may change something."""
+        method, path = scope["method"], scope["path"]
+        if method not in CHANGES or path in NO_CHANGE:
+            return send
+        found = _CLUSTER.match(path)
+
+        async def watched(message: dict[str, object]) -> None:
+            if message["type"] == "http.response.start":
+                entry = AuditEntry(
+                    time.time(), actor, f"{method} {path}"[:200], found[1] if found else "", str(message["status"])
+                )
+                self.add(entry)
+            await send(message)
+
+        return watched  # type: ignore[return-value]

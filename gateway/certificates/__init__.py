@@ -1,0 +1,1 @@
+"""The operator's own certificates: an offline root, an intermediate that signs, and what they sign."""

@@ -1,0 +1,14 @@
+"""What a node's credentials say of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Newcomer:
+    """None for what they leave open. ``until`` is when they end (wall clock)."""
+
+    cluster: str | None = None
+    node_id: str | None = None
+    until: float | None = None
