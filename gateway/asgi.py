@@ -13,4 +13,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 def header(scope: Scope, name: bytes) -> str | None:
     """The first header of that lower-case name, or None."""
     headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
-    return next((value.decode("latin-1") for key, value in headers if key == name), None)
+    for key, value in headers:
+        if key == name:
+            return value.decode("latin-1")
+    return None

@@ -24,6 +24,16 @@ _JSON = (b"content-type", b"application/json")
 _STATUS = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
+class _Unheard:
+    """In place of the event that uvicorn sets for who waits in ``receive``."""
+
+    def set(self) -> None:
+        """Nobody waits."""
+
+
+_NOBODY_WAITS = _Unheard()
+
+
 class Connected(Protocol):
     """The connection that a request came on."""
 
@@ -65,7 +75,7 @@ class Caller:
         self.more_body = True
         self.disconnected = False
         self.response_complete = False
-        self.message_event = asyncio.Event()
+        self.message_event = _NOBODY_WAITS
         self.request_id = ""
         self.route = "none"
         self.extra: list[Header] = []

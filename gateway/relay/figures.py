@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
@@ -31,7 +30,6 @@ class RelayFigures:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._of: dict[str, EngineFigures] = {}
-        self._children: dict[tuple[Any, ...], Any] = {}
         self.retries = 0
 
     def engine(self, name: str) -> EngineFigures:
@@ -47,13 +45,13 @@ class RelayFigures:
 
     def first(self, route: str, seconds: float) -> None:
         """The first byte of an answer left so long after its request came."""
-        self._child(self._metrics.ttft, route).observe(seconds)
+        self._metrics.ttft.labels(route).observe(seconds)
 
     def ended(self, path: str, route: str, status: int, seconds: float) -> None:
         """A request that began is over."""
         self._metrics.running.dec()
-        self._child(self._metrics.duration, path).observe(seconds)
-        self._child(self._metrics.requests, path, route, str(status)).inc()
+        self._metrics.duration.labels(path).observe(seconds)
+        self._metrics.requests.labels(path, route, str(status)).inc()
 
     def spoke(self, usage: Usage | None, events: int) -> None:
         """An answer of so many tokens, by the engine's own count where it gave one."""
@@ -74,10 +72,3 @@ class RelayFigures:
             for outcome, count in figures.outcomes.items():
                 tries.add_metric([name, outcome], count)
         return [tries, pieces, retries]
-
-    def _child(self, family: Any, *labels: str) -> Any:
-        """A family's child, kept: to look it up there costs more than to count."""
-        found = self._children.get((family, *labels))
-        if found is None:
-            found = self._children[family, *labels] = family.labels(*labels)
-        return found

@@ -114,7 +114,7 @@ class Relay:
                 asked.urgency,
                 prompt,
                 NOMINAL.seconds(0, prompt) + OUTPUT_WEIGHT * NOMINAL.token_s * expected,
-                self._places.permitted(principal, {engine.config.cluster for engine in engines}),
+                self._places.permitted(principal, asked.model, engines, now),
             )
             tries = Tries(self._shared, caller, wanted, engines)
             try:

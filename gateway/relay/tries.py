@@ -13,7 +13,7 @@ from gateway.relay.caller import Caller
 from gateway.relay.engines import Heads, pick
 from gateway.relay.figures import RelayFigures
 from gateway.relay.passing import End, Passing, broke_off, is_error_object
-from gateway.relay.places import Places
+from gateway.relay.places import Places, Where
 from gateway.upstream.connection import Connection
 from gateway.upstream.errors import UpstreamError
 from gateway.upstream.pool import Pool
@@ -46,7 +46,7 @@ class Wanted:
     """What is sent, and on what terms. ``headers`` are lines of a head; ``deadline`` is the event loop's time.
 
     ``strips_usage``: the event with usage was asked for by the gateway, and the client is not to see it.
-    ``clusters`` are those whose engines may see it.
+    ``where`` it may go.
     """
 
     body: bytes
@@ -58,7 +58,7 @@ class Wanted:
     urgency: int
     prompt_tokens: int
     work_s: float
-    clusters: frozenset[str]
+    where: Where
 
 
 class Tries:
@@ -143,7 +143,7 @@ class Tries:
             found.append(engine.begin(self._loop.time()))
             return True
 
-        needs = ("relay", self._engines[0].config.model, w.clusters)
+        needs = ("relay", self._engines[0].config.model, w.where)
         order = rank(self._began, w.work_s, w.urgency)
         entry = Waiting(w.account, w.work_s, w.prompt_tokens, order, w.weight, needs)
         try:
@@ -158,16 +158,19 @@ class Tries:
         return pick(self._engines, self._may, self._tried, self._loop.time())
 
     def _may(self, engine: Engine) -> bool:
-        return engine.config.cluster in self._w.clusters and self._s.places.takes_work(engine.config.cluster)
+        return engine.config.cluster in self._w.where.working
 
     def _check_hope(self) -> None:
         """Raise ApiError where waiting does not help."""
-        if not any(engine.config.cluster in self._w.clusters for engine in self._engines):
-            raise ApiError(403, "this key's prompts may not be where this model's engines are", code="residency")
         now = self._loop.time()
         allowed = [engine for engine in self._engines if self._may(engine)]
+        if not self._w.where.permitted:
+            text = (
+                "this key's prompts may not be where this model's engines are; use a key of another region or cluster"
+            )
+            raise ApiError(403, text, code="residency")
         if not allowed:
-            text = "all clusters whose engines serve this model are drained"
+            text = "all clusters whose engines serve this model are drained; resume one with `prfaas clusters resume`"
             raise ApiError(503, text, code="overloaded", retry_after_s=RETRY_AFTER_S)
         well = [engine for engine in allowed if engine.trouble is None and not engine.draining]
         if not well:

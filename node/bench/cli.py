@@ -13,6 +13,7 @@ from kvcache import codecs
 from kvcache.codecs import calibration
 from kvcache.layout import DType
 from node.bench.kv.cli import kv
+from node.bench.relay.cli import relay
 from node.bench.route.cli import route
 
 
@@ -23,6 +24,7 @@ def bench() -> None:
 
 bench.add_command(kv)
 bench.add_command(route)
+bench.add_command(relay)
 
 
 @bench.command()
