@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from gateway.admission_metrics import AdmissionMetrics
+from gateway.budgets import Budgets
 from gateway.errors import ApiError
 from gateway.keys import Principal
+from gateway.rate_headers import rate_headers
+from gateway.shared.slices import Slices
 from gateway.tenants import Tenants
 from scheduler.admission.limits import NO_LIMITS, Limit, Limits, Refusal, Usage
 from scheduler.admission.work import ExpectedOutputs
@@ -18,28 +23,53 @@ _WORDS = {
 
 
 class Admission:
-    """Limits of keys and tenants. One of these serves all requests of a gateway."""
+    """Limits of keys and tenants. One of these serves all requests of a gateway.
 
-    def __init__(self, tenants: Tenants, metrics: AdmissionMetrics) -> None:
+    ``slices`` are what this gateway may let in of them, where several share them.
+    """
+
+    def __init__(
+        self, tenants: Tenants, metrics: AdmissionMetrics, budgets: Budgets, slices: Slices | None = None
+    ) -> None:
         self._tenants = tenants
         self._metrics = metrics
+        self.budgets = budgets
+        self._slices = slices
         self._usages: dict[tuple[str, str], Usage] = {}
         self.outputs = ExpectedOutputs()
 
+    async def prepare(self, principal: Principal) -> None:
+        """Before ``begin``: make sure of slices of the limits. Returns at once but where nothing is left of one."""
+        if self._slices is None:
+            return
+        now = asyncio.get_running_loop().time()
+        limited = [
+            ((kind, name), usage)
+            for kind, name, limits in self._holders(principal)
+            if (usage := self._usage(kind, name, limits, now)) is not None
+        ]
+        if limited:
+            await self._slices.before(limited)
+
     def begin(self, principal: Principal, now: float) -> Pass:
         """Let a request in; its pass must be ended. Raises ApiError 429 naming the limit."""
+        self.budgets.check(principal)
         terms = self._tenants.of(principal.account)
-        holders = [("key", principal.key_id, principal.limits.rates), ("tenant", principal.account, terms.rates)]
         usages = [
             (kind, usage)
-            for kind, name, limits in holders
+            for kind, name, limits in self._holders(principal)
             if (usage := self._usage(kind, name, limits, now)) is not None
         ]
         for kind, usage in usages:
             self._check(kind, usage.refusal(now))
         for _, usage in usages:
             usage.begin(now)
-        return Pass(self, principal.account, terms.weight, usages)
+        return Pass(self, principal, terms.weight, usages)
+
+    def _holders(self, principal: Principal) -> list[tuple[str, str, Limits]]:
+        """Whose limits count for a request: the key's, and those of its tenant together."""
+        terms = self._tenants.of(principal.account)
+        return [("key", principal.key_id, principal.limits.rates), ("tenant", principal.account, terms.rates)]
 
     def check_tokens(self, usages: list[tuple[str, Usage]], tokens: int, now: float) -> None:
         """Raise ApiError 429 where one of the holders may not use so many now."""
@@ -75,8 +105,11 @@ class Admission:
 class Pass:
     """One request that was let in: its place among what its key and tenant use, until ``end``."""
 
-    def __init__(self, admission: Admission, account: str, weight: float, usages: list[tuple[str, Usage]]) -> None:
-        self.account = account
+    def __init__(
+        self, admission: Admission, principal: Principal, weight: float, usages: list[tuple[str, Usage]]
+    ) -> None:
+        self.account = principal.account
+        self._principal = principal
         self.weight = weight
         self._admission = admission
         self._usages = usages
@@ -87,7 +120,13 @@ class Pass:
     @property
     def counts_tokens(self) -> bool:
         """Whether how many tokens it is decides what else may be used."""
-        return any(usage.limits.tokens_per_minute is not None for _, usage in self._usages)
+        return self._principal.limits.token_budget is not None or any(
+            usage.limits.tokens_per_minute is not None for _, usage in self._usages
+        )
+
+    def headers(self, now: float) -> list[tuple[bytes, bytes]]:
+        """What is left to use, as OpenAI's answers say it; of the key or its tenant, whichever has less."""
+        return rate_headers([usage for _, usage in self._usages], now)
 
     def reserve(self, prompt_tokens: int, most_output: int, bounded: bool, now: float) -> int:
         """Take the tokens that it will need; returns the output expected. Raises ApiError 429.
@@ -114,6 +153,7 @@ class Pass:
         if whole and spoken is not None:
             self._admission.outputs.saw(self.account, spoken)
         used = 0 if spoken is None else (self._prompt if prompt_tokens is None else prompt_tokens) + spoken
+        self._admission.budgets.spend(self._principal, used)
         for _, usage in self._usages:
             if self._reserved:
                 usage.spend(used - self._reserved, now)

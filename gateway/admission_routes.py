@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request, Response
 
 from gateway.answers import json_answer, needs
 from gateway.errors import ApiError
-from gateway.exchange import read_body
+from gateway.exchange import read_json
 from gateway.keys import Role
 from gateway.openai.requests import convert, decode_json
 from gateway.tenants import Tenants
@@ -28,7 +28,7 @@ def add_admission_routes(api: FastAPI, tenants: Tenants, max_body_bytes: int) ->
 
     @api.put("/v1/tenants/{name}", dependencies=[needs(Role.ADMIN)])
     async def change(name: str, request: Request) -> Response:
-        body = await read_body(request.scope, request.receive, max_body_bytes)
+        body = await read_json(request.scope, request.receive, max_body_bytes)
         terms: TenantTerms = convert(decode_json(body), TenantTerms)
         tenants.set(name, terms)
         return json_answer(view(name, terms))

@@ -46,10 +46,12 @@ class ChatTemplate:
         self._special = dict(special_tokens)
         self.bos = self._special.get("bos_token", "")
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
         """The prompt text of a conversation. Raises ChatTemplateError with the template's own words."""
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True, tools=None, **self._special)
+            return self._template.render(
+                messages=messages, add_generation_prompt=add_generation_prompt, tools=None, **self._special
+            )
         except Exception as error:  # a template may fail in any way its expressions can
             raise ChatTemplateError(str(error) or type(error).__name__) from error
 

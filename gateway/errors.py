@@ -10,7 +10,8 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_
 class ApiError(Exception):
     """A request that is answered with an error.
 
-    ``param`` names the field of the request, ``code`` is stable for programs, ``retry_after_s`` becomes Retry-After.
+    ``param`` names the field of the request, ``code`` is stable for programs, ``retry_after_s`` becomes Retry-After,
+    ``allow`` the methods that a 405 names.
     """
 
     def __init__(
@@ -21,6 +22,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after_s: float | None = None,
+        allow: tuple[str, ...] = (),
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -28,6 +30,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.retry_after_s = retry_after_s
+        self.allow = allow
 
     def body(self) -> dict[str, Any]:
         """The JSON object that a client reads."""
@@ -36,9 +39,14 @@ class ApiError(Exception):
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Extra response headers."""
-        if self.retry_after_s is None:
-            return []
-        return [(b"retry-after", str(max(1, round(self.retry_after_s + 0.499))).encode())]
+        extra: list[tuple[bytes, bytes]] = []
+        if self.retry_after_s is not None:
+            extra.append((b"retry-after", str(max(1, round(self.retry_after_s + 0.499))).encode()))
+        if self.allow:
+            extra.append((b"allow", ", ".join(self.allow).encode()))
+        if self.status == 401:
+            extra.append((b"www-authenticate", b"Bearer"))
+        return extra
 
 
 def bad_field(param: str, message: str, code: str | None = None) -> ApiError:

@@ -59,6 +59,10 @@ class Exchange:
             (b"x-prfaas-kv-codec", route.codec.encode()),
         ]
 
+    def add_headers(self, headers: Headers) -> None:
+        """Say this, too, in the head of whatever answer it will be."""
+        self._headers += headers
+
     def ended(self, done: Finished | None) -> None:
         """The answer is over; None where it did not end well."""
         if done is not None:
@@ -108,6 +112,25 @@ class Exchange:
             await self.end()
             return
         await self.respond(error.status, [*JSON, *error.headers()], msgspec.json.encode(error.body()))
+
+
+async def read_json(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """A body that must be there and be JSON, not yet parsed. Raises ApiError as ``read_body``, 411 and 415, too."""
+    _check_form(scope)
+    return await read_body(scope, receive, limit)
+
+
+def _check_form(scope: Scope) -> None:
+    """Raise ApiError for a body of unknown length, and for one that says it is no JSON."""
+    coded = header(scope, b"content-encoding")
+    if coded is not None and coded.lower() != "identity":
+        text = "content-encoding: bodies are read as they are; send it unpacked"
+        raise ApiError(415, text, code="unsupported_encoding")
+    kind = (header(scope, b"content-type") or "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise ApiError(415, "content-type: bodies are JSON; say application/json", code="unsupported_media_type")
+    if header(scope, b"content-length") is None and header(scope, b"transfer-encoding") is None:
+        raise ApiError(411, "content-length: say how long the body is, or send it in chunks", code="length_required")
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:

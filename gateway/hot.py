@@ -17,11 +17,12 @@ from gateway.admission import Admission, Pass
 from gateway.asgi import Receive, Scope, Send, header
 from gateway.building import Prompted
 from gateway.errors import ApiError, bad_field
-from gateway.exchange import JSON, SSE, Exchange, read_body
+from gateway.exchange import JSON, SSE, Exchange, read_json
 from gateway.inflight import InFlight
 from gateway.keys import Principal, Role
 from gateway.kv_lookup import BLOCK_TOKENS
 from gateway.life import RequestLife
+from gateway.methods import with_implied
 from gateway.openai.requests import GenerationRequest, parse_chat, parse_completion
 from gateway.openai.responses import Answer
 from gateway.request_ids import request_id
@@ -107,10 +108,12 @@ class Generation:
         loop = asyncio.get_running_loop()
         try:
             self._check(principal, scope)
+            await self._admission.prepare(principal)
             admitted = self._admission.begin(principal, loop.time())
         except ApiError as error:
             await exchange.refuse(error)
             return
+        exchange.add_headers(admitted.headers(loop.time()))
         try:
             await self._admitted(exchange, parse, principal, admitted, scope, receive)
         finally:
@@ -126,7 +129,7 @@ class Generation:
         receive: Receive,
     ) -> None:
         try:
-            body = await read_body(scope, receive, self._s.config.max_body_bytes)
+            body = await read_json(scope, receive, self._s.config.max_body_bytes)
             if self._elsewhere is not None and self._elsewhere.takes(body):
                 work = asyncio.create_task(self._elsewhere.answer(exchange, principal, admitted, scope, body))
             else:
@@ -149,7 +152,8 @@ class Generation:
 
     def _check(self, principal: Principal, scope: Scope) -> None:
         if scope["method"] != "POST":
-            raise ApiError(405, f"{scope['path']} takes POST, not {scope['method']}", code="method_not_allowed")
+            text = f"{scope['path']} takes POST, not {scope['method']}"
+            raise ApiError(405, text, code="method_not_allowed", allow=with_implied({"POST"}))
         if said.measures(scope):
             if not principal.may(Role.PLANNER):
                 raise ApiError(
@@ -233,10 +237,10 @@ class Generation:
         self, exchange: Exchange, request: GenerationRequest, principal: Principal, admitted: Pass, scope: Scope
     ) -> Prompted:
         """Everything that can refuse a request before it is routed. Raises ApiError."""
-        if request.model != self._s.model.name:
+        if request.model != self._s.model.name or not principal.may_use(request.model):
             raise ApiError(
                 404,
-                f"the model {request.model!r} does not exist; this gateway serves {self._s.model.name!r}",
+                f"the model {request.model!r} does not exist, or this key may not use it",
                 param="model",
                 code="model_not_found",
             )

@@ -47,6 +47,14 @@ class Principal:
         """Whose work it is: of a tenant by its name, else of this key alone, also where caches are shared."""
         return self.limits.tenant or f"key:{self.key_id}"
 
+    def may_use(self, model: str) -> bool:
+        """Whether this caller may name a model."""
+        return self.limits.models is None or model in self.limits.models
+
+    def expired(self, now: float) -> bool:
+        """Whether its key is worth nothing at this Unix time."""
+        return self.limits.expires is not None and now >= self.limits.expires
+
     def may(self, *roles: Role) -> bool:
         """Whether this caller has one of the roles, or is admin."""
         return self.role is Role.ADMIN or self.role in roles
@@ -110,6 +118,18 @@ class KeyBook:
         )
         self.reload()
         return key_id, secret
+
+    def change(
+        self, key_id: str, name: str, route_hint: bool, clusters: frozenset[str] | None, limits: KeyLimits
+    ) -> None:
+        """Say anew what a key permits; nothing happens where there is none of this id. Raises ApiError 400."""
+        limits.check()
+        listed = None if clusters is None else json.dumps(sorted(clusters))
+        self._state.execute(
+            "UPDATE keys SET name = ?, route_hint = ?, clusters = ?, limits = ? WHERE id = ?",
+            (name, int(route_hint), listed, _kept(limits), key_id),
+        )
+        self.reload()
 
     def revoke(self, key_id: str) -> bool:
         """Delete a key; False where there is none of this id."""

@@ -173,6 +173,6 @@ class _PrefixIndex:
             ("matched_tokens", "Of these, what the best node held", figures.matched_tokens),
         )
         for name, text, value in gauges:
-            yield GaugeMetricFamily(f"prfaas_kv_index_{name}", text, value=value)
+            yield GaugeMetricFamily(f"prfaas_kv_cache_index_{name}", text, value=value)
         for name, text, count in counters:
-            yield CounterMetricFamily(f"prfaas_kv_index_{name}", text, value=count)
+            yield CounterMetricFamily(f"prfaas_kv_cache_index_{name}", text, value=count)

@@ -35,10 +35,16 @@ class Tokenizing:
         """Token ids of a text; the tokeniser's own post-processor adds BOS where the model wants one."""
         return await self.run(lambda: self._ids(text, add_special_tokens))
 
-    async def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+    async def encode_chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        add_generation_prompt: bool = True,
+        add_special_tokens: bool | None = None,
+    ) -> list[int]:
         """Token ids of a conversation.
 
-        A template that writes BOS itself gets no second one; under any other the tokeniser adds what it adds to a text.
+        A template that writes BOS itself gets no second one; under any other the tokeniser adds what it adds to a text,
+        unless ``add_special_tokens`` says.
         """
         template = self.template
         if template is None:
@@ -50,7 +56,9 @@ class Tokenizing:
             )
 
         def work() -> list[int]:
-            text = template.render(messages)
+            text = template.render(messages, add_generation_prompt)
+            if add_special_tokens is not None:
+                return self._ids(text, add_special_tokens)
             written = bool(template.bos) and text.startswith(template.bos)
             return self._ids(text, not written)
 

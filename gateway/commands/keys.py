@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from gateway.commands.client import Api, gateway_options, print_json, print_table
-from gateway.commands.rates import rate_options, rates_text
+from gateway.commands.key_limits import LIFTED, changes, limit_options, limits_of, limits_text
 from gateway.config import ConfigError
 from gateway.errors import ApiError
 from gateway.keys import KeyBook, Role
@@ -27,22 +27,19 @@ _STATE = click.option(
 
 @click.group()
 def keys() -> None:
-    """Create, list and revoke API keys."""
+    """Create, change, list and revoke API keys."""
 
 
 @keys.command("create")
 @click.option("--role", type=click.Choice([role.value for role in Role]), required=True)
 @click.option("--name", default="", help="A label for people.")
 @click.option("--route-hint", is_flag=True, help="Let its holder choose where prompts are prefilled.")
-@click.option("--cluster", "clusters", multiple=True, help="Permit only these remote clusters; may be repeated.")
-@click.option("--not-cluster", "barred", multiple=True, help="Its prompts may not reach this cluster; may be repeated.")
-@click.option("--region", "regions", multiple=True, help="Its prompts may be in these regions only; may be repeated.")
 @click.option("--trusted-only", is_flag=True, help="Its prompts reach only remote clusters that are marked trusted.")
 @click.option("--tenant", help="Whose it is: caches are reused within a tenant.  [default: of its own]")
 @click.option(
     "--share-cache", is_flag=True, help="Reuse caches with all other keys that say so; implies --trusted-only."
 )
-@rate_options
+@limit_options
 @_STATE
 @gateway_options
 def create(
@@ -51,29 +48,55 @@ def create(
     role: str,
     name: str,
     route_hint: bool,
-    clusters: tuple[str, ...],
-    barred: tuple[str, ...],
-    regions: tuple[str, ...],
     trusted_only: bool,
     tenant: str | None,
     share_cache: bool,
-    rate: int | None,
-    tokens_per_minute: int | None,
-    concurrency: int | None,
     state: Path | None,
+    **given: Any,
 ) -> None:
     """Make a key and print it: this is the only time that it can be seen."""
-    rates = (rate, tokens_per_minute, concurrency)
-    limits = KeyLimits(tenant, share_cache, frozenset(regions) or None, frozenset(barred), trusted_only, *rates)
+    clusters, limits = limits_of(given, tenant=tenant, share_cache=share_cache, trusted_only=trusted_only)
     if state is None:
-        body = {"role": role, "name": name, "route_hint": route_hint, "clusters": list(clusters) or None}
+        body = {"role": role, "name": name, "route_hint": route_hint, "clusters": sorted(clusters or ()) or None}
         made = api.call("POST", "/v1/keys", body | msgspec.to_builtins(limits, order="deterministic"))
     else:
-        made = _create_in(state, Role(role), name, route_hint, frozenset(clusters) or None, limits)
+        made = _create_in(state, Role(role), name, route_hint, clusters, limits)
     if as_json:
         print_json(made)
     else:
         click.echo(made["key"])
+
+
+@keys.command("set")
+@click.argument("key_id")
+@click.option("--name", help="A label for people.")
+@click.option("--route-hint/--no-route-hint", default=None, help="Whether its holder may choose where to prefill.")
+@click.option("--trusted-only/--not-trusted-only", default=None, help="Whether only trusted clusters see its prompts.")
+@click.option(
+    "--lift", "lifted", multiple=True, type=click.Choice(sorted(LIFTED)), help="Take this limit away; may be repeated."
+)
+@limit_options
+@gateway_options
+def set_limits(
+    api: Api,
+    as_json: bool,
+    key_id: str,
+    name: str | None,
+    route_hint: bool | None,
+    trusted_only: bool | None,
+    lifted: tuple[str, ...],
+    **given: Any,
+) -> None:
+    """Change what key KEY_ID permits; what is not given stays. Its role and its secret stay, too."""
+    said = {"name": name, "route_hint": route_hint, "trusted_only": trusted_only}
+    body = {field: value for field, value in said.items() if value is not None} | changes(given, lifted)
+    if not body:
+        raise click.UsageError("nothing to change: give an option of what is to be different")
+    one = api.call("PATCH", f"/v1/keys/{quote(key_id, safe='')}", body)
+    if as_json:
+        print_json(one)
+    else:
+        click.echo(f"key {key_id}: clusters {', '.join(one['clusters'] or ()) or 'all'}, limits: {limits_text(one)}")
 
 
 @keys.command("list")
@@ -93,7 +116,7 @@ def list_keys(api: Api, as_json: bool) -> None:
             ", ".join(one["clusters"] or ()) or "all",
             one["tenant"] or ("shared" if one["share_cache"] else None),
             _where(one),
-            rates_text(one),
+            limits_text(one),
         )
         for one in found["keys"]
     ]

@@ -79,6 +79,8 @@ class Caller:
         self.request_id = ""
         self.route = "none"
         self.extra: list[Header] = []
+        self.told: list[Header] = []
+        """What every answer says beside that: what is left to use, who may read it."""
         """Headers of the answer besides the engine's."""
         self.status = 499
         self.begun = False
@@ -208,7 +210,7 @@ class Caller:
     def _head(self, status: int, headers: Iterable[Header], framing: bytes) -> bytes:
         first = _STATUS.get(status) or b"HTTP/1.1 %d \r\n" % status
         last = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
-        return b"".join((first, self.connection.default_lines(), lines(self.extra), lines(headers), framing, last))
+        return b"".join((first, self.connection.default_lines(), lines([*self.extra, *self.told, *headers]), framing, last))
 
     # ---- its client's pace
 

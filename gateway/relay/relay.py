@@ -6,6 +6,7 @@ import asyncio
 
 from gateway.access import Access
 from gateway.admission import Admission
+from gateway.cors import Cors
 from gateway.errors import ApiError, bad_field
 from gateway.fleet.config import DialectName
 from gateway.fleet.engine import Engine
@@ -45,6 +46,7 @@ class Relay:
         figures: RelayFigures,
         places: Places,
         pool: Pool,
+        cors: Cors,
     ) -> None:
         self._fleet = fleet
         self._live = live
@@ -52,6 +54,7 @@ class Relay:
         self._admission = admission
         self._in_flight = in_flight
         self._figures = figures
+        self._cors = cors
         self._places = places
         self._shared = Shared(pool, waiting, figures, places, RetryBudget(), Heads())
 
@@ -62,6 +65,7 @@ class Relay:
 
     async def serve(self, caller: Caller) -> None:
         """Answer one request. Cancelled when its client is gone."""
+        caller.told = self._cors.headers(caller.scope)
         try:
             principal = self._access.caller(caller.scope)
             body = await caller.body()
@@ -92,12 +96,16 @@ class Relay:
         """Raises ApiError."""
         if not principal.may(Role.CLIENT):
             raise ApiError(403, f"a key with role {principal.role} may not generate", code="role_forbidden")
+        if not principal.may_use(asked.model):
+            text = f"the model {asked.model!r} does not exist, or this key may not use it"
+            raise ApiError(404, text, param="model", code="model_not_found")
         self._in_flight.check()
         if asked.forbidden is not None:
             raise bad_field(asked.forbidden, f"{asked.forbidden}: where KV is, only the gateway tells engines")
         loop = asyncio.get_running_loop()
         now = loop.time()
         admitted = self._admission.begin(principal, now)
+        caller.told += admitted.headers(now)
         spoken, prompt = None, asked.prompt_tokens(len(body))
         whole = False
         try:

@@ -35,6 +35,16 @@ class TokenBucket:
         self._fill(now)
         self._level = min(self.burst, self._level - cost)
 
+    def holds(self, now: float) -> float:
+        """What may pass at once now."""
+        self._fill(now)
+        return max(0.0, self._level)
+
+    def full_in_s(self, now: float) -> float:
+        """Seconds until it is full, if nothing passes."""
+        self._fill(now)
+        return (self.burst - self._level) / self.per_s
+
     def full(self, now: float) -> bool:
         """Whether nothing is owed or missing: a new bucket would be the same."""
         self._fill(now)

@@ -68,6 +68,14 @@ class Refusal(msgspec.Struct, frozen=True):
     retry_after_s: float
 
 
+class Left(msgspec.Struct, frozen=True):
+    """Of a rate of so many a minute: what may be used at once, and in how many seconds all of that is back."""
+
+    value: int
+    remaining: int
+    reset_s: float
+
+
 class Usage:
     """What one holder of limits uses. Ask first, of all holders concerned, then begin or spend at each of them."""
 
@@ -147,6 +155,18 @@ class Usage:
         """A request that began is over."""
         assert self.running > 0
         self.running -= 1
+
+    def left(self, now: float) -> dict[Limit, Left]:
+        """What of the two rates may be used at once now."""
+        rates = (
+            (Limit.REQUESTS, self.limits.requests_per_minute, self._requests),
+            (Limit.TOKENS, self.limits.tokens_per_minute, self._tokens),
+        )
+        return {
+            limit: Left(value, int(bucket.holds(now)), bucket.full_in_s(now))
+            for limit, value, bucket in rates
+            if bucket is not None and value is not None
+        }
 
     def unused(self, now: float) -> bool:
         """Whether it could be forgotten and begun anew without a difference."""
