@@ -79,6 +79,7 @@ class Fetch:
         self._threads = ThreadWork(context.executor)
         self._table: PageTable | None = None
         self._landing: dict[int, Landed] = {}
+        self._arriving_since = self._arriving_s = 0.0
         self._landed: deque[Landed] = deque()
         self._arrival = asyncio.Event()
         self._announced = asyncio.Event()
@@ -139,7 +140,7 @@ class Fetch:
             exposed,
             digest,
             transport=manifest.transport,
-            sending_s=manifest.sending_s,
+            arriving_s=self._arriving_s,
             failed_transports=manifest.failed,
         )
         return Fetched(self._pages, done, codec)
@@ -200,6 +201,8 @@ class Fetch:
             return None
         if piece.seq in self._landing:
             peer.drop_payload(self.transfer, piece.seq)
+        if not self._landing:
+            self._arriving_since = asyncio.get_running_loop().time()
         views = self._context.pool.views(self._table.extents(piece))
         if data.codec == "raw":
             self._landing[piece.seq] = Landed(piece, views, None)
@@ -213,6 +216,8 @@ class Fetch:
         if peer is not self.peer or data.seq not in self._landing:
             return
         landed = self._landing.pop(data.seq)
+        if not self._landing:
+            self._arriving_s += asyncio.get_running_loop().time() - self._arriving_since
         self._incoming.arrived(data.seq)
         self._landed.append(landed)
         if landed.payload is not None:

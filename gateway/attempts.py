@@ -14,6 +14,7 @@ from msgspec import structs
 
 from gateway import plausible
 from gateway.failures import AttemptFailed, node_gone, not_sent, told_by
+from gateway.ordered_ways import OrderedWays
 from gateway.sessions import NodeLost, NodeSession, Prefilling, codec_quality
 from kvcache.control import (
     AnswerEnded,
@@ -39,11 +40,12 @@ _TRACED = ("codec", "raw_bytes", "wire_bytes", "transfer_s", "exposed_s", "prefi
 
 @dataclass(frozen=True, slots=True)
 class PrefillLeg:
-    """The prefill side of an attempt: where, what to send there, and the range it covers."""
+    """The prefill side of an attempt: where, what to send there, what may carry the KV, and the range it covers."""
 
     node: NodeSession
     job: PrefillJob
     link: LinkState
+    ways: OrderedWays
     start: int
     stop: int
     chunk_tokens: int
@@ -279,6 +281,7 @@ class Attempt:
             wire_bytes=done.wire_bytes,
             transfer_s=done.transfer_s,
             exposed_s=done.exposed_s,
+            **self.leg.ways.took(done),
             kv_digest=done.kv_digest.hex(),
         )
 
@@ -313,6 +316,8 @@ class Attempt:
         if self._closed or self._finished:
             return
         self._failure = failure
+        if failure.cause == "corrupt" and self.leg is not None:
+            self.leg.ways.corrupted()
         self.close("failed", failure)
         self._wake.set()
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gateway.attempts import Attempt, PrefillLeg, new_transfer
+from gateway.interconnect import Interconnects
 from gateway.moving import CODEC, MoveOrders, PrefixMove, patience_s
 from gateway.registry import Registry
 from gateway.sessions import NodeSession
@@ -55,8 +56,11 @@ class Prompted:
 class AttemptBuilder:
     """Builds the attempts of requests; ``fingerprint`` is the digest that tickets carry."""
 
-    def __init__(self, registry: Registry, ticket_key: Ed25519PrivateKey, fingerprint: str) -> None:
+    def __init__(
+        self, registry: Registry, ticket_key: Ed25519PrivateKey, fingerprint: str, interconnects: Interconnects
+    ) -> None:
         self._registry = registry
+        self._interconnects = interconnects
         self._ticket_key = ticket_key
         self._fingerprint = fingerprint
 
@@ -112,9 +116,12 @@ class AttemptBuilder:
         dial = _dial(prefill, decode)
         facts = prompted.facts
         context = (facts.tenant, facts.lora, traceparent)
-        job = PrefillJob(ticket, prompted.token_ids, option.codec, priority, dial, *context)
+        ways = self._interconnects.order(prefill, decode, option.wire_bytes)
+        job = PrefillJob(
+            ticket, prompted.token_ids, option.codec, priority, dial, *context, transports=ways.transports
+        )
         link = self._registry.link(prefill.join.cluster)
-        leg = PrefillLeg(prefill, job, link, option.start, stop, chunk)
+        leg = PrefillLeg(prefill, job, link, ways, option.start, stop, chunk)
         return leg, _source(ticket, prefill, facts.quality)
 
     def _move(
@@ -125,11 +132,13 @@ class AttemptBuilder:
         covered = (move.start, move.stop)
         ticket = self._ticket(prompted, number, transfer, source, target, covered, move.nbytes, now, deadline)
         tokens = prompted.token_ids[: move.stop]
-        share = SharePrefix(ticket, tokens, CODEC, _dial(source, target), facts.tenant, facts.lora)
+        ways = self._interconnects.order(source, target, move.nbytes)
+        dial = _dial(source, target)
+        share = SharePrefix(ticket, tokens, CODEC, dial, facts.tenant, facts.lora, transports=ways.transports)
         take = TakePrefix(_source(ticket, source, facts.quality), tokens, facts.tenant, facts.lora)
         local = move.source_cluster == self._registry.local_cluster
         link = self._registry.outward(target.join.cluster) if local else self._registry.link(move.source_cluster)
-        return PrefixMove(MoveOrders(transfer, source, target, share, take, link), move)
+        return PrefixMove(MoveOrders(transfer, source, target, share, take, link, ways), move)
 
     def _ticket(
         self,

@@ -1,18 +1,21 @@
 """The interconnect of every cluster, from what its nodes say when they join, and the routes in it.
 
-Routes are shown and corrected by what connections deliver. KV goes by TCP whatever they say: nodes have no other
-transport.
+For each transfer inside a cluster the routes order the transports that both nodes have. The nodes take the first that
+works; what it took, and what failed before it, corrects the routes, as does what connections deliver.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 import msgspec
+from prometheus_client import Counter
 
+from gateway.ordered_ways import OrderedWays
 from gateway.registry import Registry
 from gateway.sessions import NodeSession
 from kvcache.topology import MachineReport, decode_report
@@ -44,6 +47,12 @@ class Interconnects:
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._clusters: dict[str, _Cluster] = {}
+        self.transfers = Counter(
+            "prfaas_kv_transport",
+            "Transfers by what carried or failed them",
+            ["transport", "outcome"],
+            registry=None,
+        )
 
     def joined(self, session: NodeSession) -> None:
         """Take what a node said of its machine. What cannot be so is refused by name; the node serves all the same."""
@@ -82,6 +91,16 @@ class Interconnects:
                 here, there = Endpoint(session.node_id), Endpoint(peer.node_id)
                 cluster.routes.measured(here, there, Transport.TCP, link.delivery_bytes_per_s, now)
 
+    def order(self, source: NodeSession, target: NodeSession, nbytes: int) -> OrderedWays:
+        """The transports for a transfer of about so many bytes, by what is known now."""
+        ends = source.node_id, target.node_id
+        cluster = self._clusters.get(source.join.cluster)
+        if cluster is None or source.join.cluster != target.join.cluster:
+            return OrderedWays((), None, ends, self.transfers)
+        return OrderedWays(
+            _ordered(cluster.routes, source, target, nbytes, time.monotonic()), cluster.routes, ends, self.transfers
+        )
+
     def view(self, nbytes: int, now: float) -> dict[str, Any]:
         """Per cluster its machines, what was refused, and the routes of ``nbytes`` from prefill to decode nodes."""
         return {
@@ -96,7 +115,7 @@ class Interconnects:
             if (report := cluster.graph.report(node.node_id)) is not None
         }
         pairs = (
-            (one.node_id, other.node_id)
+            (one, other)
             for one in nodes
             for other in nodes
             if (one.join.role, other.join.role) == (Role.PREFILL, Role.DECODE)
@@ -108,19 +127,34 @@ class Interconnects:
                 for refusal in cluster.refused.values()
             ],
             "bytes": nbytes,
-            "in_use": Transport.TCP.value,
             "routes": [self._route_view(cluster, a, b, nbytes, now) for a, b in islice(pairs, MAX_SHOWN)],
         }
 
-    def _route_view(self, cluster: _Cluster, a: str, b: str, nbytes: int, now: float) -> dict[str, Any]:
-        """From host memory to host memory, which is where KV lies, and between the first GPUs where both have some."""
+    def _route_view(
+        self, cluster: _Cluster, source: NodeSession, target: NodeSession, nbytes: int, now: float
+    ) -> dict[str, Any]:
+        """From host memory to host memory, which is where KV lies, and between the first GPUs where both have some.
+
+        ``order`` is what the next transfer is told to try.
+        """
+        a, b = source.node_id, target.node_id
+        order = _ordered(cluster.routes, source, target, nbytes, now) or (Transport.TCP.value,)
         memory = cluster.routes.choose(Endpoint(a), Endpoint(b), nbytes, now)
         gpus = [_first_gpu(cluster.graph.report(node)) for node in (a, b)]
         between_gpus = None
         if None not in gpus:
             ends = Endpoint(a, gpus[0]), Endpoint(b, gpus[1])
             between_gpus = _ways(cluster.routes.choose(*ends, nbytes, now))
-        return {"from": a, "to": b, "host_memory": _ways(memory), "gpus": between_gpus}
+        return {"from": a, "to": b, "order": order, "host_memory": _ways(memory), "gpus": between_gpus}
+
+
+def _ordered(routes: Routes, source: NodeSession, target: NodeSession, nbytes: int, now: float) -> tuple[str, ...]:
+    """What both nodes have, the least cost first; () where that is TCP alone."""
+    offered = {way for way in Transport if way in source.join.transports and way in target.join.transports}
+    if not offered - {Transport.TCP}:
+        return ()
+    route = routes.choose(Endpoint(source.node_id), Endpoint(target.node_id), nbytes, now, offered | {Transport.TCP})
+    return tuple(cost.path.transport.value for cost in route.costs)
 
 
 def _first_gpu(report: MachineReport | None) -> int | None:

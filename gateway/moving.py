@@ -12,6 +12,7 @@ from typing import Any
 
 from gateway import plausible
 from gateway.failures import AttemptFailed, node_gone, not_sent, told_by
+from gateway.ordered_ways import OrderedWays
 from gateway.sessions import NodeLost, NodeSession, codec_quality
 from kvcache.control import FromNode, SharePrefix, TakePrefix, TransferDone
 from kvcache.quality import Quality
@@ -31,7 +32,7 @@ def patience_s(move: Move) -> float:
 
 @dataclass(frozen=True, slots=True)
 class MoveOrders:
-    """Both sides of a move: where, and what to send there. ``link`` is the way that it takes."""
+    """Both sides of a move: where, and what to send there. ``link`` is the way it takes, ``ways`` what carries it."""
 
     transfer: bytes
     source: NodeSession
@@ -39,6 +40,7 @@ class MoveOrders:
     share: SharePrefix
     take: TakePrefix
     link: LinkState
+    ways: OrderedWays
 
 
 class PrefixMove:
@@ -117,6 +119,7 @@ class PrefixMove:
             raw_bytes=done.raw_bytes,
             wire_bytes=done.wire_bytes,
             transfer_s=done.transfer_s,
+            **self._orders.ways.took(done),
             kv_digest=done.kv_digest.hex(),
         )
         for node in (self._orders.source, self._orders.target):

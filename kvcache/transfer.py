@@ -240,14 +240,13 @@ class OutgoingTransfer:
         computed_after_s: float,
         granted: bool = True,
         transport: str = "tcp",
-        sending_s: float = 0.0,
         failed: tuple[str, ...] = (),
     ) -> Manifest:
         """The closing frame. Raises ValueError before the last piece."""
         if self.sent < len(self.plan.pieces):
             raise ValueError(f"piece {self.sent} of {len(self.plan.pieces)} was not sent")
         digests = b"".join(self._digests)
-        return Manifest(self.transfer, digests, computed_after_s, granted, transport, sending_s, failed)
+        return Manifest(self.transfer, digests, computed_after_s, granted, transport, failed)
 
     def on_ack(self, ack: Ack) -> None:
         """Take an acknowledgement; repeated and overtaken ones change nothing.

@@ -126,8 +126,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
     where that came first. Where this frame leaves before the Grant comes (``granted`` False), it is the time from the
     Announce's leaving. This frame itself may wait behind the data for long: nothing follows from when it arrives.
 
-    ``transport`` is what carried the pieces at last, and ``failed`` what was tried before; for ``sending_s`` seconds of
-    the computation, pieces were on their way at the same time.
+    ``transport`` is what carried the pieces at last, and ``failed`` what was tried before.
     """
 
     transfer: bytes
@@ -135,7 +134,6 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
     computed_after_s: float
     granted: bool = True
     transport: str = "tcp"
-    sending_s: float = 0.0
     failed: tuple[str, ...] = ()
 
 

@@ -94,9 +94,6 @@ class PieceSender:
         self._early: tuple[Connection, ...] = ()
         self._early_left = 0
         self._over: tuple[Connection, ...] | None = None
-        self._clock = asyncio.get_running_loop().time
-        self._sending_since: float | None = None
-        self._sending_s = 0.0
         self._progress = asyncio.Event()
 
     @property
@@ -109,18 +106,11 @@ class PieceSender:
         if not self._exported <= next_seq <= len(self._outgoing.plan.pieces):
             raise ValueError(f"engine exported up to {next_seq} after {self._exported}")
         self._exported = next_seq
-        if next_seq == len(self._outgoing.plan.pieces):
-            self._stand()
         self._progress.set()
 
     def go_over(self, lanes: tuple[Connection, ...] | None) -> None:
         """Pieces go over these lanes alone from now on; None for the peer's connections, whichever has room."""
         self._over = lanes
-
-    @property
-    def sending_s(self) -> float:
-        """For how long, until the last piece lay in the pool, pieces waited for the wire."""
-        return self._sending_s
 
     def early(self, over: tuple[Connection, ...], nbytes: int) -> None:
         """The Announce has left over these connections: up to ``nbytes`` raw bytes may follow there at once."""
@@ -222,8 +212,6 @@ class PieceSender:
         frame = peer.submit(header, encoded.payload, self._left, only)
         if first:
             self._left -= piece.nbytes
-        if self._sending_since is None and self._exported < len(self._outgoing.plan.pieces):
-            self._sending_since = self._clock()
         self._leaving.append((piece.seq, frame))
         self._leaving_bytes += frame.nbytes
         while self._leaving and (self._leaving[0][1].carrier or self._leaving_bytes > self._wire_bytes_ahead):
@@ -235,15 +223,7 @@ class PieceSender:
         carrier = await peer.carried(frame)
         self._leaving.popleft()
         self._leaving_bytes -= frame.nbytes
-        if not self._leaving:
-            self._stand()
         if not carrier.alive:
             self._again.append(seq)
         elif seq >= self._outgoing.acked_seq:
             self._carriers[seq] = carrier
-
-    def _stand(self) -> None:
-        """Nothing is leaving, or what leaves from now on has nothing beside it."""
-        if self._sending_since is not None:
-            self._sending_s += self._clock() - self._sending_since
-            self._sending_since = None

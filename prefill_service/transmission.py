@@ -243,12 +243,8 @@ class Transmission(ABC):
         """Every piece has gone at least once: close the account. The other side waits for what is still under way."""
         assert self.peer is not None
         assert self._outgoing is not None
-        assert self._sender is not None
-        granted = self._granted_at is not None
-        ways, sending_s = self._ways, self._sender.sending_s
-        self._manifest = self._outgoing.manifest(
-            self._computed_after_s(), granted, ways.transport, sending_s, ways.failed
-        )
+        granted, ways = self._granted_at is not None, self._ways
+        self._manifest = self._outgoing.manifest(self._computed_after_s(), granted, ways.transport, ways.failed)
         self._tell_manifest(self.peer)
 
     def _announce(self, peer: Peer) -> None:

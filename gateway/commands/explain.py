@@ -124,6 +124,12 @@ def _costs(option: dict[str, Any]) -> tuple[str | None, str | None, str | None]:
     return seconds(option.get("waiting_s")), f"{price:.4g}" if price else None, seconds(cost)
 
 
+def _carried(attempt: dict[str, Any]) -> str | None:
+    """What carried the KV, and what had failed to; older records say neither."""
+    failed = attempt.get("transports_failed")
+    return attempt.get("transport", "") + (f" (not {', '.join(failed)})" if failed else "") or None
+
+
 def _attempts(attempts: list[dict[str, Any]]) -> None:
     rows = [
         (
@@ -136,8 +142,10 @@ def _attempts(attempts: list[dict[str, Any]]) -> None:
             seconds(one.get("prefill_s")),
             one["codec"],
             size(one.get("wire_bytes")),
+            _carried(one),
             seconds(one.get("transfer_s")),
             seconds(one.get("exposed_s")),
+            f"{one['hidden']:.0%}" if "hidden" in one else None,
         )
         for one in attempts
     ]
@@ -151,8 +159,10 @@ def _attempts(attempts: list[dict[str, Any]]) -> None:
         "prefill",
         "codec",
         "on the wire",
+        "by",
         "transfer",
         "exposed",
+        "hidden",
     )
     print_table(columns, rows, "no attempts were made")
     moves = [

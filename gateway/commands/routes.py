@@ -11,7 +11,7 @@ from gateway.commands.client import Api, gateway_options, print_json, print_tabl
 @click.option("--bytes", "nbytes", type=click.IntRange(1), help="Of the transfer.  [default: 1 GiB]")
 @gateway_options
 def routes(api: Api, as_json: bool, nbytes: int | None) -> None:
-    """Show what carries KV between nodes best, by their hardware and as measured; KV goes by TCP all the same."""
+    """Show what carries KV between nodes, by their hardware and as measured; ``*``: what the next transfer tries first."""
     found = api.call("GET", "/v1/topology" + (f"?bytes={nbytes}" if nbytes else ""))
     if as_json:
         print_json(found)
@@ -22,7 +22,7 @@ def routes(api: Api, as_json: bool, nbytes: int | None) -> None:
             route["from"],
             route["to"],
             between,
-            way["transport"],
+            way["transport"] + ("*" if between == "host_memory" and way["transport"] == route["order"][0] else ""),
             seconds(way["cost_s"]),
             f"{size(way['bytes_per_s'])}/s" + (" assumed" if way["assumed"] else ""),
             f"{way['slowdown']:.2f}",

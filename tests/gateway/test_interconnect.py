@@ -42,7 +42,7 @@ async def test_two_nodes_on_one_machine_have_its_ways_and_lose_them_when_one_lea
     found = await seen(one)
     assert set(found["machines"]) == {"p", "d"}
     assert ways(found, "host_memory") == ["shm", "tcp"]
-    assert found["in_use"] == "tcp"
+    assert found["routes"][0]["order"] == ["tcp"]  # the nodes have nothing else
     await one.nodes[0].stop()
     await one.until(lambda: one.gateway.registry.node("p") is None)
     assert set((await seen(one))["machines"]) == {"d"}
