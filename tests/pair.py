@@ -36,6 +36,8 @@ from kvcache.prefix_cache import PrefixCache
 from kvcache.quality import Quality
 from kvcache.room import PageRoom
 from kvcache.ticket import Ticket, sign_ticket
+from kvcache.tiers.hierarchy import Tiers
+from kvcache.tiers.level import Level
 from kvcache.transport import KvEndpoint, LocalIdentity, TransportLimits
 from kvcache.transport.hostlane import HostCarrier
 from kvcache.wire import Role
@@ -43,6 +45,7 @@ from node.router import FrameRouter
 from prefill_service.context import ServiceContext, ServiceLimits
 from prefill_service.service import PrefillService
 from tests.fake_engine import FakeEngine
+from tests.kvcache.tiered import Ear
 from tests.models import write_tokenizer
 
 CHUNK = 128
@@ -93,6 +96,7 @@ class Side:
         tokenizer: Tokenizer,
         transport: TransportLimits,
         lanes: bool = False,
+        levels: Sequence[Level] = (),
         **limits: float,
     ) -> None:
         self.name = name
@@ -101,8 +105,15 @@ class Side:
         self.public_key = self.key.public_key().public_bytes_raw()
         self.pool = HostPool.create(GEOMETRY.page_bytes, pages)
         self.pages = PagePool(pages)
-        self.cache = PrefixCache(self.pages, GEOMETRY.block_tokens, snapshots=True)
+        self.tiers = Tiers(levels, GEOMETRY.page_bytes, Ear(), lambda: 1.0) if levels else None
+        listener = None if self.tiers is None else self.tiers.telling
+        self.cache = PrefixCache(self.pages, GEOMETRY.block_tokens, snapshots=True, listener=listener)
         self.room = PageRoom(self.pages, cache=self.cache)
+        if self.tiers is not None:
+            self.tiers.attach(
+                self.cache, self.room, self.pool, FINGERPRINT, time.monotonic, snapshots=True, safe_share=1.0
+            )
+            self.tiers.start()
         self.executor = ThreadPoolExecutor(2)
         self.engine = FakeEngine(GEOMETRY, self.pool, self.pages, CHUNK)
         self.engine_present = True
@@ -119,6 +130,7 @@ class Side:
             "executor": self.executor,
             "endpoint": lambda: self.endpoint,
             "report": self._report,
+            "tiers": self.tiers,
         }
         own = {key: value for key, value in limits.items() if key in ServiceLimits.__dataclass_fields__}
         self.serving = PrefillService(
@@ -191,6 +203,8 @@ class Side:
         await self.asking.close()
         await self.endpoint.close()
         await self.engine.close()
+        if self.tiers is not None:
+            await self.tiers.close(keep=False)
         self.executor.shutdown()
         self.pool.close()
 
@@ -284,13 +298,17 @@ async def pair(
     dial: str = "in",
     transport: TransportLimits | None = None,
     lanes: tuple[bool, bool] = (False, False),
+    levels: tuple[Sequence[Level], Sequence[Level]] = ((), ()),
     **limits: float,
 ) -> AsyncIterator[Pair]:
-    """Two nodes on the loopback, with ``lanes`` beside TCP or not; nothing of them may be left, not even a task."""
+    """Two nodes on the loopback, with ``lanes`` beside TCP and ``levels`` below their pools or without.
+
+    Nothing of them may be left, not even a task.
+    """
     before = asyncio.all_tasks()
     transport = transport or TransportLimits()
-    prefill = Side("east", Role.PREFILL, prefill_pages, tokenizer, transport, lanes[0], **limits)
-    decode = Side("west", Role.DECODE, decode_pages, tokenizer, transport, lanes[1], **limits)
+    prefill = Side("east", Role.PREFILL, prefill_pages, tokenizer, transport, lanes[0], levels[0], **limits)
+    decode = Side("west", Role.DECODE, decode_pages, tokenizer, transport, lanes[1], levels[1], **limits)
     listening = prefill if dial == "in" else decode
     listening.port = await listening.endpoint.listen("127.0.0.1", 0)
     both = Pair(prefill, decode)
