@@ -11,7 +11,7 @@ from gateway.commands.client import Api, gateway_options, print_json, print_tabl
 @click.option("--bytes", "nbytes", type=click.IntRange(1), help="Of the transfer.  [default: 1 GiB]")
 @gateway_options
 def routes(api: Api, as_json: bool, nbytes: int | None) -> None:
-    """Show what carries KV between nodes, by their hardware and as measured; ``*``: what the next transfer tries first."""
+    """Show what carries KV between nodes, by hardware and as measured; ``*``: what the next transfer tries first."""
     found = api.call("GET", "/v1/topology" + (f"?bytes={nbytes}" if nbytes else ""))
     if as_json:
         print_json(found)
