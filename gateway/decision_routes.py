@@ -13,17 +13,23 @@ from gateway.answers import json_answer, needs
 from gateway.decisions import Decisions
 from gateway.errors import ApiError
 from gateway.keys import Role
+from gateway.shared.sharing import Sharing
 
 JSON_LINES = "application/jsonl"
 
 
-def add_decision_routes(api: FastAPI, decisions: Decisions) -> None:
-    """Add them; operators and planners may read."""
+def add_decision_routes(api: FastAPI, decisions: Decisions, sharing: Sharing) -> None:
+    """Add them; operators and planners may read. What other gateways decided is shown, too, but not exported."""
     may_read: Any = [needs(Role.OPERATOR, Role.PLANNER)]
 
     @api.get("/v1/decisions", dependencies=may_read)
     async def recent(limit: Annotated[int, Query(ge=1, le=1000)] = 50) -> Response:
-        return json_answer({"decisions": await asyncio.to_thread(decisions.recent, limit)})
+        own = await asyncio.to_thread(decisions.recent, limit)
+        others = await sharing.recent_decisions(limit)
+        if others:
+            found = {record["id"]: record for record in (*others, *own)}
+            own = sorted(found.values(), key=lambda record: record["at"], reverse=True)[:limit]
+        return json_answer({"decisions": own})
 
     @api.get("/v1/decisions/export", dependencies=may_read)
     async def export() -> Response:
@@ -31,7 +37,7 @@ def add_decision_routes(api: FastAPI, decisions: Decisions) -> None:
 
     @api.get("/v1/decisions/{name}", dependencies=may_read)
     async def decision(name: str) -> Response:
-        record = await asyncio.to_thread(decisions.find, name)
+        record = await asyncio.to_thread(decisions.find, name) or await sharing.find_decision(name)
         if record is None:
             raise ApiError(404, f"no decision is kept for request {name!r}", code="decision_not_found")
         return json_answer(record)

@@ -26,17 +26,20 @@ LIVE = frozenset(
 )
 """Fields of the configuration that may change while the gateway runs."""
 _FLAGS = {
+    "admin_key": "--admin-key-file",
+    "ca_dir": "--ca",
     "canary_s": "--canary-interval",
     "drain_s": "--drain-timeout",
     "engines_file": "--engines",
     "join_token": "--join-token-file",
     "max_body_bytes": "--max-body-mib",
     "model_dir": "--model",
+    "node_certificate_s": "--node-certificate-hours",
     "policy": "--routing, --remote-slack, --price-seconds or --remote-codec",
     "breaker": "--breaker-failures, --breaker-successes or --breaker-open",
     "queue_timeout_s": "--queue-timeout",
     "rebalance_file": "--rebalance-config",
-    "redis_url": "--redis",
+    "redis": "--redis",
     "request_timeout_s": "--request-timeout",
     "state_file": "--state",
     "threshold_auto": "--threshold",

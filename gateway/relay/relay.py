@@ -102,6 +102,7 @@ class Relay:
         self._in_flight.check()
         if asked.forbidden is not None:
             raise bad_field(asked.forbidden, f"{asked.forbidden}: where KV is, only the gateway tells engines")
+        await self._admission.prepare(principal)
         loop = asyncio.get_running_loop()
         now = loop.time()
         admitted = self._admission.begin(principal, now)

@@ -29,6 +29,9 @@ class Alone:
     async def stop(self) -> None:
         """Nothing ends."""
 
+    def step_down(self) -> None:
+        """There is nobody else; whoever comes next finds the state."""
+
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[None]:
         """The state is all there is."""

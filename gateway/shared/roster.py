@@ -46,6 +46,8 @@ class Roster:
         self.me = me
         self.replicas: tuple[Replica, ...] = (me,)
         """All that lived at the last beat that was answered; this one among them."""
+        self.stands = True
+        """Whether this gateway would lead."""
         self.own_term = 0
         """The term of this gateway's last lead; 0 for one that never led."""
         self.leader = ""
@@ -77,7 +79,8 @@ class Roster:
         record = msgspec.json.encode(self.me)
         term = max(self.term, self.own_term, self._least_term())
         said = threshold if self.leads(asked) else ""
-        found = await self._link.script(BEAT, keys, [self.me.id, record, int(LEASE_S * 1000), term, fresh, said])
+        values: list[str | bytes | int] = [self.me.id, record, int(LEASE_S * 1000), term, fresh, said, int(self.stands)]
+        found = await self._link.script(BEAT, keys, values)
         try:
             era, rev, leader, term, in_force, live = found
             self.replicas = tuple(msgspec.json.decode(one, type=Replica) for one in live[1::2])

@@ -14,7 +14,7 @@ local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 BEAT = (
     _NOW
     + """
--- KEYS: replicas, meta   ARGV: id, record, lease ms, least term, fresh era, threshold or ''
+-- KEYS: replicas, meta   ARGV: id, record, lease ms, least term, fresh era, threshold or '', stands (0|1)
 local me, lease = ARGV[1], tonumber(ARGV[3])
 redis.call('HSET', KEYS[1], me, (now + lease) .. ' ' .. ARGV[2])
 local live = {}
@@ -32,7 +32,12 @@ redis.call('HSETNX', KEYS[2], 'era', ARGV[5])
 local leader = redis.call('HGET', KEYS[2], 'leader') or ''
 local till = tonumber(redis.call('HGET', KEYS[2], 'leader_till') or '0')
 local term = tonumber(redis.call('HGET', KEYS[2], 'term') or '0')
-if leader == me or till < now then
+if ARGV[7] == '0' then
+    if leader == me then
+        leader = ''
+        redis.call('HSET', KEYS[2], 'leader', '', 'leader_till', 0)
+    end
+elseif leader == me or till < now then
     if leader ~= me then
         term = math.max(term, tonumber(ARGV[4])) + 1
         redis.call('HSET', KEYS[2], 'leader', me, 'term', term)

@@ -58,6 +58,9 @@ class Sharing(Protocol):
     async def stop(self) -> None:
         """Take leave of the others. Idempotent."""
 
+    def step_down(self) -> None:
+        """Lead no more: this gateway only finishes what it has."""
+
     def writing(self) -> AbstractAsyncContextManager[None]:
         """What operators change inside is changed for all. Raises ApiError 503 where it cannot be."""
 

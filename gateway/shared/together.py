@@ -89,6 +89,10 @@ class Together:
             await self.records.flush()
         await self.link.close()
 
+    def step_down(self) -> None:
+        """From the next beat on another gateway may lead."""
+        self._roster.stands = False
+
     def writing(self) -> AbstractAsyncContextManager[None]:
         """As ``SharedRows.writing``."""
         return self._rows.writing()
