@@ -2,6 +2,7 @@
 # Installs into .venv what the tests need and runs everything: ruff, mypy, pytest.
 #   --fast   leave out what takes more than ten seconds or needs the real model
 #   --slow   run only what --fast leaves out
+#   --faults run the fault matrix alone: every fault under load, on real processes (needs root; --help says more)
 #   --engines  install vLLM for CPU into .venv-vllm and run only what needs it (half an hour at most)
 # Anything after these goes to pytest.
 set -eu
@@ -14,6 +15,12 @@ case "${1:-}" in
 --slow) only="slow or gemma" ;;
 --engines) engines=yes ;;
 esac
+if [ "${1:-}" = "--faults" ]; then
+    shift
+    prfaas_install engine,test
+    export OMP_NUM_THREADS=1
+    exec .venv/bin/python -m tests.faults "$@"
+fi
 if [ -n "$only" ]; then
     shift
     set -- -m "$only" "$@"

@@ -38,6 +38,7 @@ class Decisions:
         self._pending = 0
         self._written = 0
         self.unwritten = 0
+        self._failing = False
         self.on_added: Callable[[dict[str, Any]], None] | None = None
         """Called with every record; returns at once."""
 
@@ -122,12 +123,15 @@ class Decisions:
                 (record["id"], record["request_id"], msgspec.json.encode(record)),
             )
             self._written += 1
+            self._failing = False
             if self._written % PRUNE_EVERY == 0:
                 self._disk.execute(
                     "DELETE FROM decisions WHERE seq <= (SELECT max(seq) FROM decisions) - ?", (ON_DISK,)
                 )
-        except Exception:  # a full or broken disk must not touch requests
+        except Exception as error:  # a full or broken disk must not touch requests, nor fill the log
             self.unwritten += 1
-            log.exception("decision not written id=%s", record["id"])
+            if not self._failing:
+                self._failing = True
+                log.error("decisions are not written from id=%s on: %s", record["id"], error)
         finally:
             self._pending -= 1

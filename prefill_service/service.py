@@ -97,6 +97,12 @@ class PrefillService:
         return sum(export.computing for export in self._exports.values())
 
     @property
+    def tickets(self) -> int:
+        """Tickets that must not be used again yet, and those whose jobs are still to come."""
+        self._used.forget(time.time())
+        return len(self._used) + len(self._early)
+
+    @property
     def open_transfers(self) -> int:
         """Jobs that hold or wait for anything."""
         return len(self._exports)

@@ -15,10 +15,14 @@ class UsedTransfers:
     def __len__(self) -> int:
         return len(self._known)
 
-    def add(self, transfer: bytes, until: float, now: float) -> None:
-        """Remember ``transfer`` until the time ``until``, and forget what has expired by ``now``."""
+    def forget(self, now: float) -> None:
+        """Those that have expired."""
         while self._expiry and self._expiry[0][0] < now:
             self._known.discard(heapq.heappop(self._expiry)[1])
+
+    def add(self, transfer: bytes, until: float, now: float) -> None:
+        """Remember ``transfer`` until the time ``until``, and forget what has expired by ``now``."""
+        self.forget(now)
         if transfer not in self._known:
             self._known.add(transfer)
             heapq.heappush(self._expiry, (until, transfer))

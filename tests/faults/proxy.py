@@ -25,6 +25,10 @@ class SlowProxy:
         self.forwarded = 0
         threading.Thread(target=self._accept, name="proxy", daemon=True).start()
 
+    def pace(self, bytes_per_s: float) -> None:
+        """Another rate, from the next read on."""
+        self._pace_s = 1.0 / bytes_per_s
+
     def cut(self) -> None:
         """Stop forwarding, both ways, and keep every connection open."""
         self._flowing.clear()

@@ -1,0 +1,69 @@
+"""The faults, by name: how each strikes, how it is mended, and what clients may meet meanwhile beside clear errors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.faults.matrix.outcome import Kind
+from tests.faults.matrix.scene import DECODERS, HOME, LINK_BYTES_PER_S, REMOTE, Scene
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """``strike`` and ``mend`` return when it is done. ``leaving`` is the share of clients that go away."""
+
+    name: str
+    strike: Callable[[Scene], None]
+    mend: Callable[[Scene], None]
+    for_s: float = 4.0
+    leaving: float = 0.0
+    allowed: frozenset[Kind] = frozenset({Kind.ANSWER, Kind.ERROR, Kind.LEFT})
+    possible: Callable[[Scene], bool] = lambda scene: True
+
+
+def _nothing(scene: Scene) -> None:
+    """For faults that are in the load itself."""
+
+
+def _killed(name: str) -> Fault:
+    return Fault(f"kill-{name}", lambda scene: scene.kill(name), lambda scene: scene.restart(name))
+
+
+def _frozen(name: str) -> Fault:
+    return Fault(f"stop-{name}", lambda scene: scene.freeze(name), lambda scene: scene.thaw(name), for_s=7.0)
+
+
+def _clock_jumps(scene: Scene) -> None:
+    """Ten minutes ahead, then ten behind; the second half of the time it is a little off only."""
+    for offset in (600.0, -600.0, 30.0):
+        scene.move_clock(offset)
+        time.sleep(2.5)
+
+
+FAULTS = (
+    Fault("disconnects", _nothing, _nothing, for_s=8.0, leaving=0.6),
+    _killed(REMOTE),
+    _killed(HOME),
+    _killed(DECODERS[0]),
+    Fault("kill-engine", lambda scene: scene.kill_engine(HOME), _nothing, for_s=6.0),
+    _frozen(REMOTE),
+    _frozen(DECODERS[1]),
+    Fault("link-cut", lambda scene: scene.proxy.cut(), lambda scene: scene.proxy.heal(), for_s=7.0),
+    Fault(
+        "link-slow",
+        lambda scene: scene.proxy.pace(20_000),
+        lambda scene: scene.proxy.pace(LINK_BYTES_PER_S),
+        for_s=6.0,
+    ),
+    Fault("disk-full", lambda scene: scene.fill_disk(), lambda scene: scene.free_disk()),
+    Fault("clock-jump", _clock_jumps, lambda scene: scene.move_clock(0), 1.0, possible=lambda scene: scene.moves_clock),
+    Fault(
+        "kill-gateway",
+        lambda scene: scene.kill("gateway"),
+        lambda scene: scene.restart_gateway(),
+        for_s=2.0,
+        allowed=frozenset({Kind.ANSWER, Kind.ERROR, Kind.LEFT, Kind.UNREACHABLE}),
+    ),
+)
