@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,7 +62,7 @@ DEFAULT_BREAKER = BreakerValues()
 class GatewayConfig:
     """All that an operator sets. Times are seconds, sizes bytes; ``otlp_endpoint`` is a collector's base URL.
 
-    ``engines_file`` lists engines that were not started by prfaas.
+    ``workers`` processes share the port, each a gateway among several over Redis. ``engines_file`` lists engines that were not started by prfaas.
     ``queue`` requests may wait for a node with room, each for ``queue_timeout_s``.
     ``handover`` is the UNIX socket by which gateways of one port take over from each other.
     ``canary_s``: so long a node may prove nothing before it is tried; 0: it never is.
@@ -74,6 +74,7 @@ class GatewayConfig:
     dtype: DType = DType.BFLOAT16
     host: str = "127.0.0.1"
     port: int = 8000
+    workers: int = 1
     local_cluster: str = "local"
     threshold_tokens: int = 1024
     threshold_auto: bool = False
@@ -90,6 +91,7 @@ class GatewayConfig:
     chat_template: Path | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    admin_key: str | None = field(default=None, repr=False)
     join_token: str | None = None
     ca_dir: Path | None = None
     node_certificate_s: float = 86400.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import secrets
 import time
 from dataclasses import dataclass
@@ -11,10 +12,12 @@ from enum import StrEnum
 
 import msgspec
 
+from gateway.errors import ApiError
 from gateway.state import OutsideChanges, State
 from gateway.terms import KeyLimits
 
 PREFIX = "prfaas-"
+STRONG = re.compile(re.escape(PREFIX) + r"[A-Za-z0-9_-]{43,128}")
 NO_LIMITS = KeyLimits()
 
 
@@ -58,6 +61,11 @@ class Principal:
     def may(self, *roles: Role) -> bool:
         """Whether this caller has one of the roles, or is admin."""
         return self.role is Role.ADMIN or self.role in roles
+
+
+def new_secret() -> str:
+    """The secret of a key: 256 random bits."""
+    return PREFIX + secrets.token_urlsafe(32)
 
 
 LOOPBACK_ADMIN = Principal("loopback", Role.ADMIN, route_hint=True)
@@ -109,7 +117,7 @@ class KeyBook:
     ) -> tuple[str, str]:
         """Make a key; returns its id and its secret, which is shown this once. Raises ApiError 400."""
         limits.check()
-        key_id, secret = secrets.token_hex(4), PREFIX + secrets.token_urlsafe(32)
+        key_id, secret = secrets.token_hex(4), new_secret()
         listed = None if clusters is None else json.dumps(sorted(clusters))
         self._state.execute(
             "INSERT INTO keys (id, name, role, digest, route_hint, clusters, created, limits) "
@@ -118,6 +126,23 @@ class KeyBook:
         )
         self.reload()
         return key_id, secret
+
+    def ensure_admin(self, secret: str) -> None:
+        """Have an admin's key of this secret, however often it is asked for. Raises ApiError 400 for a weak one."""
+        if not STRONG.fullmatch(secret):
+            raise ApiError(
+                400,
+                "a key is `prfaas-` and 43 letters, digits, dashes or underscores, as made by `prfaas keys generate`",
+            )
+        digest = _digest(secret)
+        if digest in self._by_digest:
+            return
+        # By the digest, so that gateways which share their keys make the same row.
+        self._state.execute(
+            "INSERT OR IGNORE INTO keys (id, name, role, digest, route_hint, created) VALUES (?, ?, ?, ?, 1, ?)",
+            (digest.hex()[:8], "admin key file", Role.ADMIN.value, digest, time.time()),
+        )
+        self.reload()
 
     def change(
         self, key_id: str, name: str, route_hint: bool, clusters: frozenset[str] | None, limits: KeyLimits

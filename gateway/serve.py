@@ -17,6 +17,7 @@ import uvicorn
 from gateway.app import Gateway
 from gateway.certificates import files
 from gateway.config import ConfigError, GatewayConfig
+from gateway.errors import ApiError
 from gateway.handover import Offer, Successor
 from gateway.joining.handshakes import count_refused
 from gateway.joining.stream_protocol import StreamProtocol
@@ -27,6 +28,8 @@ from gateway.shared.link import RedisAway
 from gateway.shared.settings import RedisSettings
 from gateway.shared.together import take_first
 from gateway.state import State
+from gateway.workers.exposition import SharedExposition
+from gateway.workers.worker import Worker, listen
 from kvcache.certificate_files import CertificateFiles
 from kvcache.control import MAX_MESSAGE_BYTES
 
@@ -48,7 +51,7 @@ def tls_options(config: GatewayConfig) -> dict[str, Any]:
 class GatewayServer(uvicorn.Server):
     """uvicorn, but the first signal drains: it would close the nodes' streams, and with them every answer."""
 
-    def __init__(self, gateway: Gateway, successor: Successor | None = None) -> None:
+    def __init__(self, gateway: Gateway, successor: Successor | None = None, worker: Worker | None = None) -> None:
         config = gateway.config
         super().__init__(
             uvicorn.Config(
@@ -68,6 +71,8 @@ class GatewayServer(uvicorn.Server):
         self._gateway = gateway
         self._successor = successor
         self._offer: Offer | None = None
+        self._silent = worker is not None and worker.number > 0
+        self._exposition = None if worker is None else SharedExposition(worker, gateway.metrics.render)
         self._tasks: list[asyncio.Task[None]] = []
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -120,6 +125,8 @@ class GatewayServer(uvicorn.Server):
         await super().startup(sockets=sockets)
         if self.started:
             await self._begin(self.servers[0].sockets[0])
+            if self._silent:
+                return
             scheme = "http" if self._gateway.config.tls_cert is None else "https"
             port = self.servers[0].sockets[0].getsockname()[1]
             print(f"prfaas gateway: listening on {scheme}://{self._gateway.config.host}:{port}", flush=True)
@@ -128,6 +135,9 @@ class GatewayServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         self._tasks.append(loop.create_task(self._gateway.follow_certificate()))
+        if self._exposition is not None:
+            await self._exposition.start()
+            self._gateway.metrics.together = self._exposition.render
         if self._successor is not None:
             self._successor.ready()
         path = self._gateway.config.handover
@@ -139,6 +149,8 @@ class GatewayServer(uvicorn.Server):
         """End what was begun here, then what uvicorn began."""
         if self._offer is not None:
             await self._offer.stop()
+        if self._exposition is not None:
+            await self._exposition.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -153,6 +165,8 @@ def open_gateway(config: GatewayConfig) -> Gateway:
         if config.redis is not None:
             _catch_up(config.redis, state)
         gateway = Gateway(config, model, state)
+        if config.admin_key is not None:
+            _ensure_admin(gateway, config.admin_key)
         config.check_exposure(has_keys=len(gateway.keys) > 0)
     except BaseException:
         state.close()
@@ -160,8 +174,17 @@ def open_gateway(config: GatewayConfig) -> Gateway:
     return gateway
 
 
-def serve(config: GatewayConfig, reread: Callable[[], GatewayConfig]) -> None:
+def _ensure_admin(gateway: Gateway, secret: str) -> None:
+    try:
+        gateway.keys.ensure_admin(secret)
+    except ApiError as error:
+        raise ConfigError(f"--admin-key-file: {error}") from error
+
+
+def serve(config: GatewayConfig, reread: Callable[[], GatewayConfig], worker: Worker | None = None) -> None:
     """Run until a signal, or until a successor has taken over. ``reread`` gives the configuration anew.
+
+    ``worker``: which one this process is of several that share the port.
 
     Raises ConfigError where the address, the TLS files or the handover cannot be used.
     """
@@ -169,14 +192,18 @@ def serve(config: GatewayConfig, reread: Callable[[], GatewayConfig]) -> None:
     try:
         with contextlib.ExitStack() as held:
             successor = None if config.handover is None else Successor.take(config.handover)
-            if successor is None:
-                listener = held.enter_context(_listen(config.host, config.port))
+            listeners = []
+            if worker is not None:
+                listeners = [held.enter_context(each) for each in worker.listeners(config.host)]
+            elif successor is None:
+                listeners = [held.enter_context(listen(config.host, config.port, shared=False))]
             else:
                 held.callback(successor.close)
-                listener = held.enter_context(successor.listener)
-                _check_port(listener, config)
-            gateway.url = config.url(listener.getsockname()[1])
-            server = GatewayServer(gateway, successor)
+                listeners = [held.enter_context(successor.listener)]
+                _check_port(listeners[0], config)
+            own_port = listeners[-1].getsockname()[1]
+            gateway.url = config.url(own_port) if worker is None else worker.url(config, own_port)
+            server = GatewayServer(gateway, successor, worker)
             try:
                 server.config.load()
             except OSError as error:  # ssl.SSLError is one
@@ -186,7 +213,7 @@ def serve(config: GatewayConfig, reread: Callable[[], GatewayConfig]) -> None:
                 certificate = CertificateFiles(config.tls_cert, config.tls_key, [server.config.ssl])
                 count_refused(server.config.ssl, gateway.refusals)
             gateway.reloading = Reloading(gateway.live, reread, certificate)
-            server.run(sockets=[listener])
+            server.run(sockets=listeners)
     finally:
         gateway.close()
 
@@ -206,11 +233,3 @@ def _check_port(listener: socket.socket, config: GatewayConfig) -> None:
             f"--port {config.port}, but the gateway at --handover {config.handover} listens on {held}: "
             "another port needs a restart"
         )
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host.strip("[]"), port), family=family, backlog=2048)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on --host {host} --port {port}: {error.strerror or error}") from error

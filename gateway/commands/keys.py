@@ -14,7 +14,7 @@ from gateway.commands.client import Api, gateway_options, print_json, print_tabl
 from gateway.commands.key_limits import LIFTED, changes, limit_options, limits_of, limits_text
 from gateway.config import ConfigError
 from gateway.errors import ApiError
-from gateway.keys import KeyBook, Role
+from gateway.keys import KeyBook, Role, new_secret
 from gateway.state import State
 from gateway.terms import KeyLimits
 
@@ -65,6 +65,12 @@ def create(
         print_json(made)
     else:
         click.echo(made["key"])
+
+
+@keys.command("generate")
+def generate() -> None:
+    """Print a new secret that is nobody's key yet, for `prfaas gateway --admin-key-file`."""
+    click.echo(new_secret())
 
 
 @keys.command("set")

@@ -31,6 +31,13 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--dtype", type=click.Choice([d.value for d in DType]), default=DType.BFLOAT16.value, show_default=True)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to bind.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="Processes that share the port, over Redis; nodes reach each at a port of its own: --port + 1 and so on.",
+)
 @click.option("--local-cluster", default="local", show_default=True, help="Name of the cluster that decodes.")
 @click.option(
     "--threshold",
@@ -100,6 +107,11 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--chat-template", type=_FILE, help="Jinja chat template; by default the model's own.")
 @click.option("--tls-cert", type=_FILE, help="PEM certificate; needed off the loopback.")
 @click.option("--tls-key", type=_FILE, help="PEM private key of --tls-cert.")
+@click.option(
+    "--admin-key-file",
+    type=_FILE,
+    help="File with the secret of an admin's key (`prfaas keys generate`), which is one from the first start on.",
+)
 @click.option(
     "--ca",
     "ca_dir",
@@ -191,6 +203,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 def gateway(context: click.Context, /, log_format: str, **options: Any) -> None:
     """Run a gateway: the OpenAI-compatible front door of one local cluster and any number of remote ones."""
     from gateway.serve import serve
+    from gateway.workers.serving import serve_workers
 
     set_up_logging(LogFormat(log_format))
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
@@ -203,7 +216,10 @@ def gateway(context: click.Context, /, log_format: str, **options: Any) -> None:
         return configure(**{name: value for name, value in params.items() if name != "log_format"})
 
     try:
-        serve(configure(**options), reread)
+        config = configure(**options)
+        if config.workers > 1:
+            context.exit(serve_workers(config, reread))
+        serve(config, reread)
     except ConfigError as error:
         raise click.ClickException(str(error)) from error
 
@@ -214,6 +230,7 @@ def configure(
     dtype: str,
     host: str,
     port: int,
+    workers: int,
     local_cluster: str,
     threshold: str,
     routing: str,
@@ -229,6 +246,7 @@ def configure(
     chat_template: Path | None,
     tls_cert: Path | None,
     tls_key: Path | None,
+    admin_key_file: Path | None,
     ca_dir: Path | None,
     node_certificate_hours: float,
     join_token_file: Path | None,
@@ -258,6 +276,7 @@ def configure(
         dtype=DType(dtype),
         host=host,
         port=port,
+        workers=workers,
         local_cluster=local_cluster,
         threshold_tokens=_tokens(threshold),
         threshold_auto=threshold == AUTO,
@@ -278,7 +297,8 @@ def configure(
         chat_template=chat_template,
         tls_cert=tls_cert,
         tls_key=tls_key,
-        join_token=None if join_token_file is None else _token(join_token_file),
+        admin_key=None if admin_key_file is None else _secret(admin_key_file, "--admin-key-file"),
+        join_token=None if join_token_file is None else _secret(join_token_file, "--join-token-file"),
         ca_dir=ca_dir,
         node_certificate_s=node_certificate_hours * 3600,
         request_timeout_s=request_timeout,
@@ -302,8 +322,8 @@ def _tokens(threshold: str) -> int:
     return int(threshold)
 
 
-def _token(file: Path) -> str:
+def _secret(file: Path, option: str) -> str:
     try:
         return file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--join-token-file {file}: {error}") from error
+        raise ConfigError(f"{option} {file}: {error}") from error

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from gateway.budgets import Budgets
-from gateway.keys import Principal
+from gateway.errors import ApiError
+from gateway.keys import KeyBook, Principal, new_secret
 from gateway.keys import Role as KeyRole
 from gateway.rate_headers import duration
 from gateway.state import State
@@ -122,3 +123,20 @@ async def test_answers_say_what_is_left_to_use(stage: Open) -> None:
 )
 def test_durations_are_written_as_openai_writes_them(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_the_key_of_an_admin_key_file_is_made_once_and_alike_on_every_gateway(tmp_path: Path) -> None:
+    secret = new_secret()
+    one, other = KeyBook(State(tmp_path / "state.db")), KeyBook(State(None))
+    for book in (one, one, other, KeyBook(State(tmp_path / "state.db"))):
+        book.ensure_admin(secret)
+    found = one.find(secret)
+    assert found is not None
+    assert found.role is KeyRole.ADMIN
+    assert [entry.id for entry in one.entries()] == [entry.id for entry in other.entries()]
+
+
+@pytest.mark.parametrize("weak", ["", "prfaas-short", "x" * 60, "prfaas-" + "a" * 42, "prfaas-" + "a b" * 20])
+def test_a_weak_admin_key_is_refused(weak: str) -> None:
+    with pytest.raises(ApiError, match="prfaas keys generate"):
+        KeyBook(State(None)).ensure_admin(weak)
