@@ -7,13 +7,13 @@ harm, and is only waited for where it knows something that the answer lacks.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from gateway.dialects.leg import LegFailed, broken, error_status, read_json, send
 from gateway.dialects.protocol import Ask, Dialect, Handoff, NoHandoff, Pair, Side
-from gateway.dialects.sse import Cutter, EventTooLarge, payload_of
+from gateway.dialects.sse import Cutter, EventTooLarge, data_of, payload_of
 from gateway.upstream.errors import UpstreamError
 from gateway.upstream.pool import Pool
 from gateway.upstream.response import Response
@@ -63,18 +63,19 @@ class Spoken:
         self.answer: dict[str, Any] = {}
 
     async def begin(self) -> None:
-        """Read up to the first event, or all. Raises LegFailed, also for an error in the place of an answer."""
+        """Read up to the first event that is no comment, or all. Raises LegFailed, also for an error instead."""
         if not self._streams:
             self.answer = await read_json(self._response, "decode")
             _check(self.answer)
             return
         try:
-            while not self._first:
+            while not any(data_of(event) for event in self._first):
                 part = await anext(self._parts, None)
                 if part is None:
                     raise LegFailed("decode", "empty_stream", Failure.BROKEN)
-                self._first = self._cutter.feed(part)
-            _check(payload_of(self._first[0]) or {})
+                self._first += self._cutter.feed(part)
+            for event in self._first:
+                _check(payload_of(event) or {})
         except UpstreamError as error:
             raise broken("decode", error) from error
         except ValueError as error:
@@ -118,11 +119,6 @@ class Errands:
         """Send them; what comes of it changes nothing."""
         for side, ask in asks[: max(0, self._most - len(self._tasks))]:
             self._keep(self._send(request_id, side, ask))
-
-    async def done(self) -> None:
-        """Return when none is under way."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -176,11 +172,16 @@ class Whole:
             self._spoken.close()
 
 
-class TwoLegs:
-    """Prefill on one engine, decode on another. Times are the event loop's.
+@dataclass(frozen=True, slots=True)
+class Until:
+    """By the event loop's clock: when prefill must have answered and a stream have begun, and when all must be over."""
 
-    ``prefill_by`` is when prefill must have answered and a stream have begun, ``deadline`` when all must be over.
-    """
+    begun: float
+    over: float
+
+
+class TwoLegs:
+    """Prefill on one engine, decode on another."""
 
     def __init__(
         self,
@@ -188,11 +189,14 @@ class TwoLegs:
         errands: Errands,
         dialect: Dialect,
         pair: Pair,
-        prefill_by: float,
-        deadline: float,
+        until: Until,
+        heard: Callable[[Handoff], None],
         stand_in: Side | None = None,
     ) -> None:
-        """``stand_in`` is another decode engine: where the pair's own cannot be reached, it tells prefill to let go."""
+        """``heard`` is called with what prefill answers.
+
+        ``stand_in`` is another decode engine: where the pair's own cannot be reached, it tells prefill to let go.
+        """
         self.pair = pair
         self._stand_in = stand_in
         self._unreached = False
@@ -200,8 +204,9 @@ class TwoLegs:
         self._pool = pool
         self._errands = errands
         self._dialect = dialect
-        self._prefill_by = min(prefill_by, deadline)
-        self._deadline = deadline
+        self._prefill_by = min(until.begun, until.over)
+        self._deadline = until.over
+        self._heard = heard
         self._loop = asyncio.get_running_loop()
         self._streams = bool(pair.body.get("stream"))
         self._handoff: Handoff | None = None
@@ -273,6 +278,7 @@ class TwoLegs:
             self._handoff = self._dialect.handoff(pair, answer)
         except NoHandoff as error:
             raise LegFailed("prefill", error.cause, Failure.BROKEN, faulty=error.faulty) from error
+        self._heard(self._handoff)
         return self._handoff
 
     async def _decode(self) -> Spoken:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from gateway.dialects.leg import LegFailed
-from gateway.dialects.operation import Errands, Legs, TwoLegs, Whole
+from gateway.dialects.operation import Errands, Legs, TwoLegs, Until, Whole
 from gateway.dialects.parts import Part
-from gateway.dialects.protocol import Ask, Dialect, Pair, Side
+from gateway.dialects.protocol import Ask, Dialect, Handoff, Pair, Side
 from gateway.fleet.config import EngineRole
 from gateway.fleet.engine import Engine, Use
 from gateway.fleet.fleet import Fleet
@@ -92,7 +93,7 @@ class SplitAttempt:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         self._first_at = self._loop.time()
-        await self._learn()
+        self._came()
 
     def close(self, outcome: str, failure: LegFailed | None = None) -> None:
         """Let go of everything. Idempotent."""
@@ -158,8 +159,9 @@ class SplitAttempt:
         engine = prefill.engine
         there = Side(engine.config, prefill.rank, engine.engine_ids.get(prefill.rank or 0, ""))
         pair = Pair(name, order.path, part.body, there, here, order.rooms[at])
-        legs = TwoLegs(pool, self._calls.errands, dialect, pair, order.late_at, order.deadline, self._stand_in())
-        self.legs.append(legs)
+        until = Until(order.late_at, order.deadline)
+        heard = partial(self._prefilled, prefill)
+        self.legs.append(TwoLegs(pool, self._calls.errands, dialect, pair, until, heard, self._stand_in()))
 
     def _stand_in(self) -> Side | None:
         """Another decode engine that is well."""
@@ -169,27 +171,35 @@ class SplitAttempt:
                 return Side(engine.config, 0 if engine.config.ranks > 1 else None)
         return None
 
-    async def _learn(self) -> None:
-        """What the first part tells: how fast its prompt was computed, and how fast its KV came."""
+    def told_cached(self, tokens: int | None) -> None:
+        """So many tokens of the prompt had not to be computed; None where the engine does not say."""
+        if not self.split:
+            stop = self.option.cached_tokens + self.option.compute_increment
+            self._uses[0][1].learn(min(self.option.cached_tokens if tokens is None else tokens, stop), stop)
+
+    def _prefilled(self, use: Use, handoff: Handoff) -> None:
+        """A prefill engine has answered."""
+        seconds, told = self._loop.time() - self.began, handoff.cached_tokens
+        stop = self.option.cached_tokens + self.option.compute_increment
+        use.computed(seconds)
+        use.learn(min(self.option.cached_tokens if told is None else told, stop), stop)
+        self._figures.setdefault("prefill_s", seconds)
+
+    def _came(self) -> None:
+        """All parts have begun. What a stream's beginning tells of the way that its KV came."""
         assert self._first_at is not None
-        legs, (prefill, decode), option = self.legs[0], self._uses[0], self.option
-        stop, streams = option.cached_tokens + option.compute_increment, bool(self._order.parts[0].body.get("stream"))
+        legs, (prefill, decode) = self.legs[0], self._uses[0]
+        streams = bool(self._order.parts[0].body.get("stream"))
         if prefill is None:
             if streams:
-                decode.computed(option.cached_tokens, stop, self._first_at - self.began)
+                decode.computed(self._first_at - self.began)
             return
-        told = (await legs.handed_off()).cached_tokens
-        if legs.prefilled_at is None:
-            return
-        prefill_s = legs.prefilled_at - self.began
-        prefill.computed(min(option.cached_tokens if told is None else told, stop), stop, prefill_s)
-        tail = max(0.0, self._first_at - legs.prefilled_at)
-        nbytes = option.transfer_bytes
-        self._figures = {"prefill_s": prefill_s, "raw_bytes": nbytes, "wire_bytes": nbytes}
-        if streams:
+        nbytes = self.option.transfer_bytes
+        self._figures |= {"raw_bytes": nbytes, "wire_bytes": nbytes}
+        if streams and legs.prefilled_at is not None and self._link is not None:
+            tail = max(0.0, self._first_at - legs.prefilled_at)
             self._figures |= {"transfer_s": tail, "exposed_s": tail}
-            if self._link is not None:
-                self._link.observe(nbytes, tail, tail, self._first_at)
+            self._link.observe(nbytes, tail, tail, self._first_at)
 
 
 def _rank_headers(use: Use) -> tuple[tuple[bytes, bytes], ...]:

@@ -87,15 +87,20 @@ class Use:
         self._tokens = prefill_tokens
         self._overlaps = overlaps
         self._alone = alone
+        self._took_s: float | None = None
         self._ended = False
 
-    def computed(self, start: int, stop: int, seconds: float) -> None:
-        """Its prompt's tokens [start, stop) took so long: what the engine is known by, where it did nothing else."""
-        if not self._tokens:
-            return
-        if self._alone and self._overlaps == self.engine._overlaps:
-            self.engine.speed.observe(start, stop, seconds)
+    def computed(self, seconds: float) -> None:
+        """Its prompt is computed, and took so long."""
+        if self._tokens and self._alone and self._overlaps == self.engine._overlaps:
+            self._took_s = seconds
         self._compute_over()
+
+    def learn(self, start: int, stop: int) -> None:
+        """That were tokens [start, stop): what the engine is known by, where it did nothing else meanwhile."""
+        took, self._took_s = self._took_s, None
+        if took is not None:
+            self.engine.speed.observe(start, stop, took)
 
     def end(self, well: bool | None, now: float) -> None:
         """It is over: well, or not, or None where that says nothing of the engine. Idempotent."""

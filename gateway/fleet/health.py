@@ -17,7 +17,8 @@ from gateway.upstream.pool import Pool
 log = logging.getLogger(__name__)
 
 EVERY_S = 2.0
-PATIENCE_S = 2.0
+PATIENCE_S = 5.0
+"""For SGLang's, which generate to say that they are well."""
 MODELS_EVERY = 15
 """Of so many checks that went well one looks at the model's name again."""
 SLOW_CHECKS = 2

@@ -38,6 +38,8 @@ from scheduler.retrying import Failure, Retrying
 
 log = logging.getLogger(__name__)
 
+LOOK_AGAIN_S = 1.0
+"""How long what the prefix index said of a prompt is taken for true while the prompt waits."""
 MOST_ROOM = 1 << 62
 _CHANCE = SystemRandom()
 _NO_WAY = {
@@ -102,6 +104,7 @@ class SplitLife:
         self._retrying = Retrying(self._s.retries, began)
         self._without: set[str] = set()
         self._failure: LegFailed | None = None
+        self._held: tuple[float, Mapping[str, Held]] = (float("-inf"), {})
         self._at_home = False
         self._closed = False
 
@@ -277,7 +280,10 @@ class SplitLife:
 
     def _facts(self) -> Facts:
         now = self._loop.time()
-        held: Mapping[str, Held] = self._s.prefixes.matches(self._p.names, now)
+        looked_at, held = self._held
+        if now >= looked_at + LOOK_AGAIN_S:
+            held = self._s.prefixes.matches(self._p.names, now)
+            self._held = now, held
         return gather(
             self._splits.calls.fleet,
             self._asked.model,
@@ -322,6 +328,7 @@ class SplitLife:
             cached if type(cached) is int else 0,
         )
         self._record.saw(done)
+        self._record.attempts[-1].told_cached(cached if type(cached) is int else None)
         if self._p.names and done.prompt_tokens != self._p.facts.prompt_tokens:
             log.warning("usage differs id=%s engine_says=%d", self._p.facts.request_id, done.prompt_tokens)
             self._s.metrics.usage_differs.inc()

@@ -51,12 +51,15 @@ def test_only_a_prefill_that_had_its_engine_for_itself_teaches_how_fast_it_is() 
     engine = Engine(ONE)
     first = engine.begin(0.0, 1000)
     second = engine.begin(0.0, 1000)
-    first.computed(0, 1000, 2.0)
-    second.computed(0, 1000, 2.0)
+    for use in (first, second):
+        use.computed(2.0)
+        use.learn(0, 1000)
     assert engine.speed.curve is None
     third = engine.begin(0.0, 1000)
     assert engine.prefilling_tokens == 1000
-    third.computed(0, 1000, 1.0)
+    third.computed(1.0)
+    assert engine.prefilling_tokens == 0
+    third.learn(0, 1000)
     assert engine.speed.tokens_per_s == pytest.approx(1000.0)
     for use in (first, second, third, third):
         use.end(True, 1.0)
