@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -35,6 +35,8 @@ class Metrics:
     """Counters that request handling updates; what the registry knows is read at scrape time."""
 
     def __init__(self, registry: Registry, kv_index: KvIndex) -> None:
+        self.together: Callable[[], Awaitable[bytes]] | None = None
+        """Where several processes are one gateway: the text exposition of all of them."""
         own = self._own = CollectorRegistry()
         self.requests = Counter("prfaas_requests", "Requests answered", ["endpoint", "route", "status"], registry=own)
         self.duration = Histogram(
@@ -104,6 +106,10 @@ class Metrics:
     def failed(self, stage: str, cause: str) -> None:
         """Count a failed attempt; words that nodes made up share one label."""
         self.failures.labels(stage if stage in STAGES else "other", cause if cause in CAUSES else "other").inc()
+
+    async def exposition(self) -> bytes:
+        """What ``/metrics`` answers."""
+        return self.render() if self.together is None else await self.together()
 
     def render(self) -> bytes:
         """The text exposition."""

@@ -85,7 +85,7 @@ def build_routes(
 
     @api.get("/metrics", dependencies=[needs(Role.OPERATOR, Role.PLANNER)])
     async def metrics() -> Response:
-        return Response(services.metrics.render(), headers={"content-type": CONTENT_TYPE})
+        return Response(await services.metrics.exposition(), headers={"content-type": CONTENT_TYPE})
 
     add_text_routes(api, model, views, tokenizing, body_of)
 

@@ -1,0 +1,1 @@
+"""`prfaas gateway --workers N`: processes that share a port, each a gateway among several over one Redis."""
