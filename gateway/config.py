@@ -62,7 +62,8 @@ DEFAULT_BREAKER = BreakerValues()
 class GatewayConfig:
     """All that an operator sets. Times are seconds, sizes bytes; ``otlp_endpoint`` is a collector's base URL.
 
-    ``workers`` processes share the port, each a gateway among several over Redis. ``engines_file`` lists engines that were not started by prfaas.
+    ``workers`` processes share the port, each a gateway among several over Redis.
+    ``engines_file`` lists engines that were not started by prfaas.
     ``queue`` requests may wait for a node with room, each for ``queue_timeout_s``.
     ``handover`` is the UNIX socket by which gateways of one port take over from each other.
     ``canary_s``: so long a node may prove nothing before it is tried; 0: it never is.
