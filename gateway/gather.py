@@ -10,9 +10,11 @@ from types import MappingProxyType
 from gateway.kv_lookup import Held
 from gateway.registry import Cluster, ClusterState, Registry
 from gateway.sessions import NodeSession
+from kvcache.held import FILES
 from kvcache.wire import Role
 from scheduler.candidates import KEEP, candidates
 from scheduler.facts import ClusterFacts, DecodeNodeFacts, Facts, PrefillNodeFacts, RequestFacts
+from scheduler.sizes import kept_bytes
 
 NOTHING_HELD = Held(0, 0)
 _by_tokens = attrgetter("queued_tokens")
@@ -36,7 +38,9 @@ def gather(
     accepting = [node for node in nodes if node.accepting and node.node_id not in without]
     admitted, suspended = _by_breaker(registry, accepting, now)
     chosen = candidates(admitted, _running, most, request.session_nodes) + suspended[:KEEP]
-    decoders = tuple(_decoder(node, now, held.get(node.node_id, NOTHING_HELD), node in suspended) for node in chosen)
+    decoders = tuple(
+        _decoder(node, request, now, held.get(node.node_id, NOTHING_HELD), node in suspended) for node in chosen
+    )
     can_move = all(any(node.moves for c in clusters if c.local is home for node in c.nodes) for home in (True, False))
     return Facts(request, clusters, decoders, threshold_tokens, time.gmtime().tm_hour, can_move)
 
@@ -66,7 +70,8 @@ def _cluster(
         cluster.local,
         cluster.state is ClusterState.ACTIVE and bool(accepting),
         tuple(
-            _prefiller(registry, node, now, held.get(node.node_id, NOTHING_HELD), node in suspended) for node in chosen
+            _prefiller(registry, node, request, now, held.get(node.node_id, NOTHING_HELD), node in suspended)
+            for node in chosen
         ),
         link.facts(now),
         cluster.terms.region,
@@ -91,7 +96,9 @@ def _running(node: NodeSession) -> int:
     return max(len(node.jobs), node.heartbeat.running if node.heartbeat else 0)
 
 
-def _prefiller(registry: Registry, node: NodeSession, now: float, held: Held, suspended: bool) -> PrefillNodeFacts:
+def _prefiller(
+    registry: Registry, node: NodeSession, request: RequestFacts, now: float, held: Held, suspended: bool
+) -> PrefillNodeFacts:
     """What it holds is moved, and left out of what is moved there, only where it says so itself."""
     return PrefillNodeFacts(
         node.node_id,
@@ -108,10 +115,11 @@ def _prefiller(registry: Registry, node: NodeSession, now: float, held: Held, su
         moves=node.join.moves and held.exact,
         dialable=node.join.kv_address is not None,
         suspended=suspended,
+        reload_s=_reload_s(node, request, held),
     )
 
 
-def _decoder(node: NodeSession, now: float, held: Held, suspended: bool) -> DecodeNodeFacts:
+def _decoder(node: NodeSession, request: RequestFacts, now: float, held: Held, suspended: bool) -> DecodeNodeFacts:
     """A transfer leaves out only what the node itself says that it holds: it would fail for what was a guess."""
     return DecodeNodeFacts(
         node.node_id,
@@ -123,4 +131,14 @@ def _decoder(node: NodeSession, now: float, held: Held, suspended: bool) -> Deco
         codecs=node.codecs.facts(now),
         dp_rank=held.dp_rank,
         suspended=suspended,
+        reload_s=_reload_s(node, request, held),
     )
+
+
+def _reload_s(node: NodeSession, request: RequestFacts, held: Held) -> float:
+    """To read what of the prompt lies in files there; nothing while the node has not read any yet."""
+    if not (held.in_files or held.end_in_files) or node.heartbeat is None:
+        return 0.0
+    rates = [tier.read_bytes_per_s for tier in node.heartbeat.tiers if tier.medium == FILES]
+    slowest = min((rate for rate in rates if rate >= 1.0), default=0.0)
+    return kept_bytes(request.sizes, held.in_files, held.end_in_files) / slowest if slowest else 0.0

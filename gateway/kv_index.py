@@ -24,7 +24,7 @@ from kvcache.kv_events import AllBlocksCleared, EventBatch, KvEventError, decode
 from kvcache.layout import GroupKind, KVLayout
 from scheduler import index_snapshot
 from scheduler.event_sequence import EventSequence
-from scheduler.prefix_index import PrefixIndex
+from scheduler.prefix_index import Match, PrefixIndex
 
 log = logging.getLogger(__name__)
 
@@ -61,11 +61,14 @@ class KvIndex:
         found: dict[str, Held] = {}
         for worker, match in self.index.match(names).items():
             node, _, rank = worker.partition(_RANK)
+            in_files, end_in_files = self._in_files(worker, names, match)
             held = Held(
                 match.held_blocks * BLOCK_TOKENS,
                 match.resumable_blocks * BLOCK_TOKENS,
                 worker in self.index.reporting,
                 int(rank) if rank else None,
+                in_files,
+                end_in_files,
             )
             if node not in found or (held.resumable, held.held) > (found[node].resumable, found[node].held):
                 found[node] = held
@@ -74,6 +77,19 @@ class KvIndex:
         self.figures.asked_tokens += len(names) * BLOCK_TOKENS
         self.figures.matched_tokens += max((held.held for held in found.values()), default=0)
         return found
+
+    def _in_files(self, worker: str, names: Sequence[bytes], match: Match) -> tuple[int, bool]:
+        """Tokens of the held blocks that a node of ours would read from files, and whether what resumes there is one.
+
+        ``names`` are those of the whole prompt.
+        """
+        source = self._nodes.get(worker)
+        if source is None or not isinstance(source.names, OwnNames) or not any(source.names.in_files):
+            return 0, False
+        blocks, snapshots = source.names.in_files
+        end = match.resumable_blocks
+        count = sum(map(blocks.__contains__, names[: match.held_blocks]))
+        return count * BLOCK_TOKENS, bool(end) and names[end - 1] in snapshots
 
     def sent(self, node_id: str, names: Sequence[bytes], now: float) -> None:
         """A prompt went to a node; ignored for one that sends events."""
@@ -108,7 +124,12 @@ class KvIndex:
             for publisher, source in self._engines.items()
             if isinstance(source.names, EngineNames) and (applied := source.sequence.applied) in source.recent
         }
-        return Snapshot({worker: source.incarnation for worker, source in own.items()}, kept, engines)
+        in_files = {
+            worker: (list(source.names.in_files[0]), list(source.names.in_files[1]))
+            for worker, source in own.items()
+            if isinstance(source.names, OwnNames) and any(source.names.in_files)
+        }
+        return Snapshot({worker: source.incarnation for worker, source in own.items()}, kept, engines, in_files)
 
     def restore(self, snapshot: Snapshot, now: float) -> None:
         """Into a fresh index. Nodes that do not come back soon are forgotten. Raises SnapshotError."""
@@ -118,7 +139,8 @@ class KvIndex:
             if incarnation is None or worker not in sequences:
                 self.index.forget(worker)
                 continue
-            names = OwnNames(BLOCK_TOKENS, WorkerSink(self.index, worker))
+            in_files = snapshot.in_files.get(worker, ((), ()))
+            names = OwnNames(BLOCK_TOKENS, WorkerSink(self.index, worker), in_files)
             sequence = EventSequence[EventBatch](sequences[worker])
             self._nodes[worker] = Source(worker, incarnation, names, sequence, lost_at=now)
         for publisher, kept in snapshot.engines.items():

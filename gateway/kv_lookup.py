@@ -14,12 +14,15 @@ BLOCK_TOKENS = 64
 class Held(msgspec.Struct, frozen=True, gc=False):
     """Of a prompt, in tokens: full-attention blocks of the first ``held`` are on a node, and prefill can resume there
     after ``resumable``. Not ``exact`` is what was sent there before, for want of events. ``dp_rank`` is where it lies.
+    Of it, ``in_files`` tokens, and with ``end_in_files`` what is needed to resume, must be read from files first.
     """
 
     held: int
     resumable: int
     exact: bool = True
     dp_rank: int | None = None
+    in_files: int = 0
+    end_in_files: bool = False
 
 
 class PrefixLookup(Protocol):

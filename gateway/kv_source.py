@@ -61,12 +61,16 @@ class EngineSnapshot(msgspec.Struct, frozen=True):
     names: bytes
 
 
-class Snapshot(msgspec.Struct, frozen=True):
-    """The index as bytes, of which incarnation of each node it speaks, and the names of engines by publisher."""
+class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The index as bytes, of which incarnation of each node it speaks, and the names of engines by publisher.
+
+    ``in_files`` are the blocks and snapshots of each node that it would have to read from files.
+    """
 
     incarnations: dict[str, str]
     index: bytes
     engines: dict[str, EngineSnapshot]
+    in_files: dict[str, tuple[list[bytes], list[bytes]]] = {}
 
 
 class WorkerSink:

@@ -8,6 +8,9 @@ from typing import Protocol
 from kvcache.hashing import HASH_BYTES
 from kvcache.kv_events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KvEvent
 
+FILES = "STORAGE"
+MOST_IN_FILES = 1 << 20
+
 
 class HeldSink(Protocol):
     """What a source holds, under our names. ``hashes`` of ``stored`` follow on each other, and the first on ``parent``.
@@ -32,9 +35,17 @@ class HeldSink(Protocol):
 
 
 class OwnNames:
-    """Events of our own nodes, whose names are ours already. ``unreadable`` counts blocks of another size."""
+    """Events of our own nodes, whose names are ours already. ``unreadable`` counts blocks of another size.
 
-    def __init__(self, block_tokens: int, sink: HeldSink) -> None:
+    A node tells each block on one medium, and a move as stored there and then removed here. Of both kinds ``in_files``
+    are those that it would have to read first; beyond ``MOST_IN_FILES`` of them it is said to hold less than it does.
+    """
+
+    def __init__(
+        self, block_tokens: int, sink: HeldSink, in_files: tuple[Iterable[bytes], Iterable[bytes]] = ((), ())
+    ) -> None:
+        """``in_files`` as another one had them."""
+        self.in_files = (set(in_files[0]), set(in_files[1]))
         self._block_tokens = block_tokens
         self._sink = sink
         self.unreadable = 0
@@ -47,27 +58,48 @@ class OwnNames:
                 case BlockStored():
                     self._stored(event)
                 case BlockRemoved():
-                    names = _names(event.block_hashes)
-                    if event.group_idx:
-                        self._sink.removed_snapshot(names)
-                    else:
-                        self._sink.removed(names)
+                    self._removed(event)
                 case AllBlocksCleared():
+                    for names in self.in_files:
+                        names.clear()
                     self._sink.cleared()
+
+    def _removed(self, event: BlockRemoved) -> None:
+        """What is not on that medium any more has moved, and was told where to."""
+        names, in_files = _names(event.block_hashes), self.in_files[bool(event.group_idx)]
+        if event.medium is not None:
+            names = [name for name in names if (name in in_files) is (event.medium == FILES)]
+        in_files.difference_update(names)
+        if event.group_idx:
+            self._sink.removed_snapshot(names)
+        else:
+            self._sink.removed(names)
 
     def _stored(self, event: BlockStored) -> None:
         names, parents = _names(event.block_hashes), _names([event.parent_block_hash or b""])
         if event.group_idx:
-            for name in names:
-                self._sink.snapshot(name)
+            if self._place(names, event):
+                for name in names:
+                    self._sink.snapshot(name)
         elif (
             event.block_size != self._block_tokens
             or len(names) < len(event.block_hashes)
             or (event.parent_block_hash is not None and not parents)
         ):
             self.unreadable += len(event.block_hashes)
-        else:
+        elif self._place(names, event):
             self._sink.stored(names, parents[0] if parents else None)
+
+    def _place(self, names: Sequence[bytes], event: BlockStored) -> bool:
+        """Remember where these are; False where there are too many in files."""
+        in_files = self.in_files[bool(event.group_idx)]
+        if event.medium != FILES:
+            in_files.difference_update(names)
+        elif len(in_files) + len(names) > MOST_IN_FILES:
+            return False
+        else:
+            in_files.update(names)
+        return True
 
 
 def _names(hashes: Sequence[BlockHash]) -> list[bytes]:

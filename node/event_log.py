@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
+from kvcache.held import FILES
 from kvcache.kept import EntryKind, StoredBlock
 from kvcache.kv_events import (
     NO_EXTRAS,
@@ -25,7 +26,7 @@ from kvcache.kv_events import (
     encode_extras,
 )
 from kvcache.quality import Quality
-from kvcache.tiers.telling import FILES, MEMORY
+from kvcache.tiers.telling import MEMORY
 
 FULL_GROUP, SNAPSHOT_GROUP = 0, 1
 FULL_KIND = "full_attention"

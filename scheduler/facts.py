@@ -76,7 +76,8 @@ class PrefillNodeFacts(msgspec.Struct, frozen=True, gc=False):
     ``egress_bytes_per_s`` is its share of its cluster's way out; None where that has no limit. ``encoders`` processors
     encode one transfer at once. ``loras`` are the adapters that it serves beside the plain model.
     ``moves``: it can hand a cached prefix on, and take one in; ``dialable``: its peers can dial it.
-    ``suspended``: its circuit breaker lets nothing through now.
+    ``suspended``: its circuit breaker lets nothing through now. ``reload_s`` is what it takes to read what of the
+    prompt lies in files there, beside whatever waits or runs.
     """
 
     node_id: str
@@ -94,12 +95,13 @@ class PrefillNodeFacts(msgspec.Struct, frozen=True, gc=False):
     moves: bool = True
     dialable: bool = True
     suspended: bool = False
+    reload_s: float = 0.0
 
 
 class DecodeNodeFacts(msgspec.Struct, frozen=True, gc=False):
     """One local decode node. ``held_tokens`` need not be sent to it, ``cached_tokens`` not be computed in place.
 
-    ``prefills``: it can prefill in place.
+    ``prefills``: it can prefill in place, once it has read for ``reload_s`` what of the prompt lies in files there.
     """
 
     node_id: str
@@ -113,6 +115,7 @@ class DecodeNodeFacts(msgspec.Struct, frozen=True, gc=False):
     dp_rank: int | None = None
     suspended: bool = False
     prefills: bool = True
+    reload_s: float = 0.0
 
 
 class LinkFacts(msgspec.Struct, frozen=True, gc=False):

@@ -22,10 +22,10 @@ class Source(msgspec.Struct, frozen=True, gc=False):
     way: LinkFacts
 
     def arrives_s(self, nbytes: int) -> float:
-        """Seconds until that much has come over the way, behind what it carries already, uncompressed."""
+        """Seconds until that much is read and has come over the way, behind what it carries already, uncompressed."""
         rate = link_rate(self.node, self.way)
         assert rate is not None, "an abundant link was measured"
-        return (self.way.queued_bytes + nbytes) / rate + (self.way.rtt_s or 0.0)
+        return self.node.reload_s + (self.way.queued_bytes + nbytes) / rate + (self.way.rtt_s or 0.0)
 
 
 def abundant(link: LinkFacts, below: float) -> bool:

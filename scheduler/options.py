@@ -57,6 +57,7 @@ class Options:
         predicted = compute_s(cached, stop, decode.prefill)
         cost, waiting = None, 0.0
         if predicted is not None:
+            predicted += decode.reload_s
             waiting = waiting_s(self.values.waiting_weight_per_s, float(decode.running), predicted)
             cost = predicted + waiting
             if self.queued and self._threshold_tokens and decode.prefill is not None:
@@ -91,7 +92,7 @@ class Options:
         ``bounded``: it must not be congested, nor predicted slower than ``home_s``, where that was predicted.
         """
         values, request, stop, link = self.values, self.request, self.stop, cluster.link
-        cached, arrives, move = min(node.cached_tokens, stop), 0.0, None
+        cached, arrives, move = min(node.cached_tokens, stop), node.reload_s, None
         if source is not None:
             move = self._move(source, node)
             cached, arrives = move.stop, move.predicted_s

@@ -103,8 +103,8 @@ def pace(
 ) -> Pace | None:
     """How ``node`` gets on with tokens [start, stop), of which the last chunk has ``last_tokens``.
 
-    It begins at ``not_before_s`` at the earliest, when a prefix that it builds on has come. None where its speed or the
-    link's was never measured.
+    It begins at ``not_before_s`` at the earliest, when a prefix that it builds on has come or is read. None where its
+    speed or the link's was never measured.
     """
     curve, wait = node.prefill, wait_s(node)
     rate, share = link.bytes_per_s, node.egress_bytes_per_s

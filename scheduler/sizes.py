@@ -36,6 +36,12 @@ def transfer_bytes(sizes: SizeFacts, start: int, stop: int) -> int:
     return total
 
 
+def kept_bytes(sizes: SizeFacts, tokens: int, end: bool) -> int:
+    """Raw bytes of full attention of ``tokens`` kept tokens and, with ``end``, of whole windows and states."""
+    ends = sizes.state + sum(held * nbytes for held, nbytes in sizes.windows)
+    return sizes.per_token * tokens + (ends if end else 0)
+
+
 def last_chunk(sizes: SizeFacts, start: int, stop: int, chunk_tokens: int) -> tuple[int, int]:
     """Tokens of the last chunk of [start, stop) on the absolute grid, and the raw bytes that are final only with it.
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
+from kvcache.held import FILES
 from kvcache.kept import EntryKind, StoredBlock
 from kvcache.quality import Quality
 from kvcache.tiers.index import Below, TierIndex
 
-MEMORY, FILES = "CPU", "STORAGE"
+MEMORY = "CPU"
 
 
 class MediumListener(Protocol):
