@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from engines.vllm.mapping import Place
@@ -45,14 +44,16 @@ class LayerBlocks:
         size = self.place.block_tokens
         if len(ids) * size < stop:
             raise BlockLost(f"layer {self.place.name}: {len(ids)} blocks for {stop} tokens")
-        nothing = torch.empty(0, *k.shape[1:], dtype=k.dtype)
+        used = range(start // size, -(-stop // size))
+        if NULL_BLOCK in ids[used.start : used.stop]:
+            raise BlockLost(f"layer {self.place.name}: tokens [{start}, {stop}) have no block")
+        whole = range(-(-start // size), stop // size)
+        if whole:
+            part = slice(whole.start * size - start, whole.stop * size - start)
+            self.packing.scatter_whole(self.cache, ids[whole.start : whole.stop], k[part], v[part])
         for at in range(begin // size, len(ids)):
-            low, high = max(start, at * size), min(stop, (at + 1) * size)
-            if ids[at] == NULL_BLOCK:
-                if low < high:
-                    raise BlockLost(f"layer {self.place.name}: tokens [{low}, {high}) have no block")
-            elif low < high:
-                part = slice(low - start, high - start)
-                self.packing.scatter(self.cache, ids[at], low - at * size, k[part], v[part])
-            else:
-                self.packing.scatter(self.cache, ids[at], 0, nothing, nothing)
+            if at in whole or ids[at] == NULL_BLOCK:
+                continue
+            low = max(start, at * size)
+            part = slice(low - start, max(low, min(stop, (at + 1) * size)) - start)
+            self.packing.scatter(self.cache, ids[at], low - at * size if at in used else 0, k[part], v[part])

@@ -50,6 +50,8 @@ TICK_S = 0.5
 SILENT_TICKS = 9
 HEALTH_S = 4.0
 ENLIST_S = 10.0
+LOST_S = 1.0
+"""How long it may take until a server that broke off an answer is known to be lost."""
 STATUS_S = 0.3
 """How long it may take until a server whose socket closed is seen to have ended."""
 END_S = 5.0
@@ -195,6 +197,7 @@ class VllmEngine:
             cause, detail = ("sampling" if refused.status == 400 else "engine_error"), str(refused)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             detail = f"{type(error).__name__}: {error}"
+            await asyncio.wait((self._lost,), timeout=LOST_S)
         except Exception as error:
             log.exception("job failed job=%s", job.name)
             detail = f"{type(error).__name__}"

@@ -74,7 +74,7 @@ class Enlisted(msgspec.Struct, frozen=True, tag=True):
 
 
 class Computed(msgspec.Struct, frozen=True, tag=True):
-    """Everything of a job's export lies in the pool, ``compute_s`` after its first step began."""
+    """A job's export lies in the pool, ``compute_s`` after its first step began, and all it has is offered."""
 
     job: str
     compute_s: float

@@ -27,6 +27,9 @@ class Packing(Protocol):
     def scatter(self, cache: Tensor, block: int, first: int, k: Tensor, v: Tensor) -> None:
         """Fill one whole block: K and V (count, heads, dim) from its token ``first`` on, and zeros everywhere else."""
 
+    def scatter_whole(self, cache: Tensor, blocks: Sequence[int], k: Tensor, v: Tensor) -> None:
+        """Fill whole blocks with K and V (tokens of all of them, heads, dim)."""
+
 
 @dataclass(frozen=True, slots=True)
 class TransposedKeys:
@@ -62,6 +65,13 @@ class TransposedKeys:
         k_block[..., first:stop].copy_(k.permute(1, 2, 0))
         v_block[:, first:stop].copy_(v.permute(1, 0, 2))
 
+    def scatter_whole(self, cache: Tensor, blocks: Sequence[int], k: Tensor, v: Tensor) -> None:
+        """Fill whole blocks with K and V (tokens of all of them, heads, dim)."""
+        k_cache, v_cache = self._parts(cache)
+        ids = torch.tensor(blocks)
+        k_cache[ids] = k.view(len(blocks), self.block_tokens, *k.shape[1:]).permute(0, 2, 3, 1)
+        v_cache[ids] = v.view(len(blocks), self.block_tokens, *v.shape[1:]).permute(0, 2, 1, 3)
+
 
 KNOWN = {"vec": TransposedKeys, "vec16": TransposedKeys}
 Store = Callable[[Tensor, Tensor, Tensor, Tensor], None]
@@ -93,7 +103,7 @@ def check_packing(packing: Packing, name: str, like: Tensor, k_dim: int, store: 
     store(k, v, cache, slots)
     found_k, found_v = packing.gather(cache, (2, 1), 0, count)
     ours = torch.zeros_like(cache)
-    packing.scatter(ours, 2, 0, k[:tokens], v[:tokens])
+    packing.scatter_whole(ours, (2,), k[:tokens], v[:tokens])
     packing.scatter(ours, 1, 0, k[tokens:], v[tokens:])
     if not (torch.equal(found_k, k) and torch.equal(found_v, v) and torch.equal(ours, cache)):
         raise UnknownPacking(f"the attention kernel's packing {name!r} is not what this connector knows by that name")

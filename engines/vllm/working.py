@@ -41,6 +41,7 @@ class WorkerJob:
     load: PageTable | None
     offering: Offering
     began: float | None = None
+    compute_s: float | None = None
     broken: bool = False
 
 
@@ -165,6 +166,9 @@ class Working:
                     continue
                 for each in job.offering.end_step():
                     self._put(Offered(computing.job, each.start, each.stop, each.snapshot))
+                if job.compute_s is not None:  # behind all that is offered: who hears this has heard of that
+                    self._put(Computed(computing.job, job.compute_s))
+                    job.compute_s = None
             self._steps = []
 
     def results(self) -> Results:
@@ -208,7 +212,7 @@ class Working:
         self.tally.exported(export.bytes_between(before, export.ready))
         if export.complete:
             assert job.began is not None
-            self._put(Computed(computing.job, time.monotonic() - job.began))
+            job.compute_s = time.monotonic() - job.began
 
     def _end(self, ending: Ending) -> None:
         """Offer what a request leaves behind; its blocks are free as soon as that is copied."""

@@ -10,6 +10,7 @@ import asyncio
 import json
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -106,6 +107,7 @@ class FakeServer:
                 if not self._vllm.requests:
                     self._news.wait(0.05)
                 self._vllm.step()
+            time.sleep(0.001)  # whoever waits for the lock gets it
 
 
 async def health(request: web.Request) -> web.Response:
