@@ -43,6 +43,7 @@ from gateway.joining.refusals import Refusals
 from gateway.joining.routes import add_joining_routes
 from gateway.joining.tokens import JoinTokens
 from gateway.keys import KeyBook
+from gateway.kv_audits import KvAudits
 from gateway.kv_index import KvIndex
 from gateway.kv_upkeep import KvUpkeep
 from gateway.live import Change, LiveConfig
@@ -121,6 +122,9 @@ class Gateway:
         self.metrics.show(ProcessGauges())
         tenants = Tenants(state)
         policy = RoutingPolicy(config.policy)
+        self.audit = AuditLog(state)
+        audits = KvAudits(self.registry, self.audit, lambda: self.live.now.audit)
+        self.metrics.show(audits)
         services = Services(
             self.live,
             model,
@@ -136,6 +140,7 @@ class Gateway:
             self.kv_index,
             Affinity(),
             self.waiting,
+            audits,
             self._tracer,
         )
         own_nodes = OwnNodes()
@@ -156,7 +161,6 @@ class Gateway:
         self.relay = self._relayed(admission)
         issuer = _issuer(config)
         door, tokens = Door(self.registry, issuer, config.join_token), JoinTokens(self.registry, issuer)
-        self.audit = AuditLog(state)
         self.refusals = Refusals(self.audit.refused)
         self.metrics.show(self.refusals.counter)
         self._streams = ControlStreams(
@@ -164,6 +168,7 @@ class Gateway:
             self.registry,
             door,
             self.refusals,
+            audits,
             self.metrics,
             own_nodes,
             ticket_key,
@@ -181,6 +186,7 @@ class Gateway:
             tokens,
             self.not_ready,
             self.shared,
+            lambda: self.fleet.models,
         )
         add_joining_routes(self._routes, door, issuer, self.refusals, config.max_body_bytes)
         add_audit_routes(self._routes, self.audit)

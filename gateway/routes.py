@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -51,16 +51,20 @@ def build_routes(
     tokens: JoinTokens,
     ready: Callable[[], str | None],
     sharing: Sharing,
+    engine_models: Callable[[], Sequence[str]],
 ) -> FastAPI:
-    """The web application for everything but generation. ``ready`` names what keeps the gateway from serving."""
+    """The web application for everything but generation.
+
+    ``ready`` names what keeps the gateway from serving, ``engine_models`` what external engines serve.
+    """
     api = FastAPI(title="prfaas", docs_url=None, redoc_url=None, openapi_url=None)
     registry, decisions, model = services.registry, services.decisions, services.model
-    views = ModelViews(model, lambda: registry.context_tokens)
+    views = ModelViews(model, lambda: registry.context_tokens, engine_models)
 
     add_error_handlers(api)
 
     def seen(one: Cluster) -> dict[str, Any]:
-        return cluster_view(registry, one, asyncio.get_running_loop().time())
+        return cluster_view(registry, services.audits, one, asyncio.get_running_loop().time())
 
     async def body_of(request: Request, kind: type[Any]) -> Any:
         data = await read_json(request.scope, request.receive, services.config.max_body_bytes)
@@ -91,7 +95,7 @@ def build_routes(
 
     # ---- clusters and nodes
 
-    add_cluster_routes(api, registry, tokens, body_of)
+    add_cluster_routes(api, registry, tokens, services.audits, body_of)
 
     @api.get("/v1/status", dependencies=[needs(Role.OPERATOR, Role.PLANNER)])
     async def status() -> Response:

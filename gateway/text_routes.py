@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any
 
 import msgspec
 from fastapi import FastAPI, Request, Response
+from msgspec import UNSET, UnsetType
 
 from gateway.answers import caller_of, json_answer, needs
 from gateway.errors import ApiError, bad_field
-from gateway.keys import Role
+from gateway.keys import Principal, Role
 from gateway.model import ServedModel
 from gateway.openai.requests import MAX_PROMPT_IDS, chat_messages
 from gateway.tokenizing import Tokenizing
@@ -54,13 +55,13 @@ class Detokenized(msgspec.Struct, frozen=True):
 
 
 class ModelView(msgspec.Struct, frozen=True):
-    """What is served. ``created`` is when this gateway began to."""
+    """What is served. ``created`` is when this gateway began to. Of what external engines serve only they know more."""
 
     id: str
     created: int
-    max_model_len: int
-    vocab_size: int
-    fingerprint: dict[str, str]
+    max_model_len: int | UnsetType = UNSET
+    vocab_size: int | UnsetType = UNSET
+    fingerprint: dict[str, str] | UnsetType = UNSET
     object: str = "model"
     owned_by: str = "prfaas"
 
@@ -73,17 +74,25 @@ class ModelList(msgspec.Struct, frozen=True):
 
 
 class ModelViews:
-    """How the served model is shown."""
+    """How the served model is shown, and those that ``engines`` have."""
 
-    def __init__(self, model: ServedModel, context_tokens: Callable[[], int]) -> None:
+    def __init__(
+        self, model: ServedModel, context_tokens: Callable[[], int], engines: Callable[[], Sequence[str]]
+    ) -> None:
         self._model = model
-        self._context_tokens = context_tokens
+        self.context_tokens = context_tokens
+        self._engines = engines
         self._started = int(time.time())
 
     def view(self) -> ModelView:
         """As it is now: nodes may know a shorter context."""
         model = self._model
-        return ModelView(model.name, self._started, self._context_tokens(), model.vocab_size, model.fingerprint.parts())
+        return ModelView(model.name, self._started, self.context_tokens(), model.vocab_size, model.fingerprint.parts())
+
+    def others(self, caller: Principal) -> list[ModelView]:
+        """What engines serve and this caller may use."""
+        names = [name for name in self._engines() if name != self._model.name and caller.may_use(name)]
+        return [ModelView(name, self._started, owned_by="engines") for name in names]
 
 
 def add_text_routes(
@@ -94,14 +103,19 @@ def add_text_routes(
     def check_model(request: Request, name: str | None) -> None:
         if not caller_of(request).may_use(model.name) or (name is not None and name != model.name):
             shown = model.name if name is None else name
-            raise ApiError(404, f"the model {shown!r} does not exist", param="model", code="model_not_found")
+            raise ApiError(404, f"the model {shown[:80]!r} does not exist", param="model", code="model_not_found")
 
     @api.get("/v1/models")
     async def models(request: Request) -> Response:
-        return json_answer(ModelList([views.view()] if caller_of(request).may_use(model.name) else []))
+        caller = caller_of(request)
+        own = [views.view()] if caller.may_use(model.name) else []
+        return json_answer(ModelList([*own, *views.others(caller)]))
 
     @api.get("/v1/models/{name:path}")
     async def one_model(name: str, request: Request) -> Response:
+        other = next((one for one in views.others(caller_of(request)) if one.id == name), None)
+        if other is not None:
+            return json_answer(other)
         check_model(request, name)
         return json_answer(views.view())
 
@@ -119,7 +133,7 @@ def add_text_routes(
             prompts = body.add_generation_prompt is not False
             tokens = await tokenizing.encode_chat(chat_messages(body.messages), prompts, body.add_special_tokens)
         texts = await tokenizing.run(lambda: _pieces(model, tokens)) if body.return_token_strs else None
-        return json_answer(Tokenized(len(tokens), views.view().max_model_len, tokens, texts))
+        return json_answer(Tokenized(len(tokens), views.context_tokens(), tokens, texts))
 
     @api.post("/detokenize", dependencies=[needs(Role.CLIENT, Role.OPERATOR)])
     async def detokenize(request: Request) -> Response:

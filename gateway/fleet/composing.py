@@ -30,8 +30,8 @@ def split_serving(
     own = replace(services, policy=policy)
     calls = Calls(fleet, pool, Errands(pool))
 
-    def terms(name: str) -> Terms:
-        return _terms(services.registry, name)
+    def terms(name: str, model: str) -> Terms:
+        return _terms(services.registry, name, model)
 
     return SplitServing(Splits(own, calls, health, terms), tokenizing)
 
@@ -40,9 +40,10 @@ def _values(given: PolicyValues) -> PolicyValues:
     return msgspec.structs.replace(given, local_codec="raw", remote_codec="raw")
 
 
-def _terms(registry: Registry, name: str) -> Terms:
+def _terms(registry: Registry, name: str, model: str) -> Terms:
     """What is known of a cluster; of one that nobody registered nothing is, and it is open."""
     for cluster in registry.clusters:
         if cluster.name == name:
-            return Terms(cluster.terms, cluster.state is ClusterState.ACTIVE)
+            named = not cluster.terms.models or model in cluster.terms.models
+            return Terms(cluster.terms, cluster.state is ClusterState.ACTIVE and named)
     return Terms()

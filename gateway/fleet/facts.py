@@ -26,7 +26,7 @@ _by_running = attrgetter("running")
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What an operator said of a cluster; ``open`` where it is not drained or removed."""
+    """What an operator said of a cluster; ``open`` where it is not drained or removed, and may serve the model."""
 
     terms: ClusterTerms = _UNKNOWN
     open: bool = True
@@ -40,7 +40,7 @@ def gather(
     now: float,
     without: Collection[str],
     held: Mapping[str, Held],
-    terms: Callable[[str], Terms],
+    terms: Callable[[str, str], Terms],
 ) -> Facts:
     """What a decision may know. Engines in ``without`` failed this request already and are left out."""
     engines = [one for one in fleet.of(model) if one.trouble is None and not one.draining and one.name not in without]
@@ -57,7 +57,10 @@ def gather(
     chosen = _chosen(decoders, _by_running, most, request, now)
     return Facts(
         request,
-        tuple(_cluster(fleet, name, found, request, now, most, held, terms(name)) for name, found in clusters.items()),
+        tuple(
+            _cluster(fleet, name, found, request, now, most, held, terms(name, model))
+            for name, found in clusters.items()
+        ),
         tuple(_decoder(engine, held.get(engine.name, _NOTHING), now) for engine in chosen),
         threshold_tokens,
         time.gmtime().tm_hour,

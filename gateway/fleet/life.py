@@ -56,7 +56,7 @@ class Splits:
     services: Services
     calls: Calls
     health: HealthWatch
-    terms: Callable[[str], Terms]
+    terms: Callable[[str, str], Terms]
 
 
 @dataclass(frozen=True, slots=True)

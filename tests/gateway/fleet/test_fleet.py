@@ -170,6 +170,11 @@ async def test_operators_see_engines_and_have_the_file_read_again(
     changed = (await one.client.post("/v1/reload")).json()["changed"]
     assert changed == [{"option": "--engines", "was": "a", "now": "b"}]
     await one.until(lambda: gateway.fleet.engines[0].trouble is None)
+    file.write_text(f'[[engine]]\nurl = "{server.url}"\nmodel = "tiny/else"\nname = "b"')
+    await one.client.post("/v1/reload")
+    listed = (await one.client.get("/v1/models")).json()["data"]
+    assert [(model["id"], model["owned_by"]) for model in listed] == [("tiny", "prfaas"), ("tiny/else", "engines")]
+    assert (await one.client.get("/v1/models/tiny/else")).json()["id"] == "tiny/else"
     file.write_text("[[engine]]")
     refused = await one.client.post("/v1/reload")
     assert (refused.status_code, "engine[0].url: missing" in refused.text) == (409, True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from gateway.registry import Dial
+from gateway.terms import ClusterTerms
 from tests.gateway.fleet.conftest import DIALECTS, LONG, Pair
 
 ALL = sorted(DIALECTS)
@@ -44,8 +47,6 @@ async def test_a_streamed_split_answer_is_what_one_engine_alone_says(pairs: Pair
 
 
 def events(text: str) -> list[Any]:
-    import json
-
     found = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
     return [one if one == "[DONE]" else comparable(json.loads(one)) for one in found]
 
@@ -155,3 +156,14 @@ async def test_a_client_cannot_say_where_kv_is(pairs: Pair, field: str) -> None:
     answer = await one.ask(**{field: {"remote_host": "10.0.0.1"}})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
     assert not one.p.calls
+
+
+async def test_a_cluster_that_is_drained_or_may_not_serve_the_model_gets_no_prompt(pairs: Pair) -> None:
+    one = await pairs("vllm-nixl-pull")
+    registry = one.stage.gateway.registry
+    registry.register("east", Dial.IN, 0.0, ClusterTerms(models=("another",)))
+    assert (await one.ask()).headers["x-prfaas-route"] == "local"
+    registry.set_terms("east", ClusterTerms(models=("tiny",)))
+    assert (await one.ask()).headers["x-prfaas-route"] == "remote:east"
+    registry.set_draining("east", True)
+    assert (await one.ask()).headers["x-prfaas-route"] == "local"
