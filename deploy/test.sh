@@ -3,6 +3,7 @@
 #   --fast   leave out what takes more than ten seconds or needs the real model
 #   --slow   run only what --fast leaves out
 #   --faults run the fault matrix alone: every fault under load, on real processes (needs root; --help says more)
+#   --api    run schemathesis on the OpenAPI document of a live gateway (--help says more)
 #   --engines  install vLLM for CPU into .venv-vllm and run only what needs it (half an hour at most)
 # Anything after these goes to pytest.
 set -eu
@@ -20,6 +21,11 @@ if [ "${1:-}" = "--faults" ]; then
     prfaas_install engine,test
     export OMP_NUM_THREADS=1
     exec .venv/bin/python -m tests.faults "$@"
+fi
+if [ "${1:-}" = "--api" ]; then
+    shift
+    prfaas_install api,test
+    exec .venv/bin/python -m tests.bench.schemathesis "$@"
 fi
 if [ -n "$only" ]; then
     shift

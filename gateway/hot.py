@@ -240,7 +240,7 @@ class Generation:
         if request.model != self._s.model.name or not principal.may_use(request.model):
             raise ApiError(
                 404,
-                f"the model {request.model!r} does not exist, or this key may not use it",
+                f"the model {request.model[:80]!r} does not exist, or this key may not use it",
                 param="model",
                 code="model_not_found",
             )

@@ -45,7 +45,7 @@ def add_rebalance_routes(api: FastAPI, rebalancing: Rebalancing, body_of: BodyOf
         return json_answer({"conversions": history.conversions(limit)})
 
     @api.get("/v1/conversions/{number}", dependencies=[needs(Role.OPERATOR, Role.PLANNER)])
-    async def one_conversion(number: Annotated[int, Path(le=MOST_NUMBER)]) -> Response:
+    async def one_conversion(number: Annotated[int, Path(ge=0, le=MOST_NUMBER)]) -> Response:
         record = conversions.record(number)
         if record is None:
             raise ApiError(404, f"no conversion has number {number}", code="conversion_not_found")

@@ -28,7 +28,6 @@ _ERROR_WORDS = {
     413: "The body is too large",
     415: "The body is no JSON",
     429: "A limit is reached; Retry-After says when to come again",
-    500: "Something broke",
     503: "It cannot be done now; Retry-After says when to come again",
     504: "It took too long",
 }
@@ -111,7 +110,7 @@ def _responses(operation: Operation, has_parameters: bool, opened: bool) -> dict
     responses: dict[str, Any] = {
         str(operation.status): {"description": operation.summary, "content": content, "headers": headers}
     }
-    statuses = {500, *operation.errors}
+    statuses = set(operation.errors)
     if not opened:
         statuses |= {401, 403}
     if operation.body is not None:

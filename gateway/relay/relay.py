@@ -97,7 +97,7 @@ class Relay:
         if not principal.may(Role.CLIENT):
             raise ApiError(403, f"a key with role {principal.role} may not generate", code="role_forbidden")
         if not principal.may_use(asked.model):
-            text = f"the model {asked.model!r} does not exist, or this key may not use it"
+            text = f"the model {asked.model[:80]!r} does not exist, or this key may not use it"
             raise ApiError(404, text, param="model", code="model_not_found")
         self._in_flight.check()
         if asked.forbidden is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,31 +21,14 @@ from kvcache.control import ModelInfo
 from kvcache.layout import DType
 from kvcache.wire import Role
 from tests.gateway.fakes import FakeNode
-from tests.models import CONTEXT, VOCAB, write_tokenizer
-
-TEMPLATE = (
-    "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
-)
+from tests.gateway.model_files import write_model
+from tests.models import CONTEXT, VOCAB
 
 
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
-    config = {
-        "model_type": "llama",
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "max_position_embeddings": CONTEXT,
-        "vocab_size": VOCAB,
-    }
-    (path / "config.json").write_text(json.dumps(config))
-    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
-    (path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0\0\0\0")
-    write_tokenizer(path)
-    (path / "chat_template.jinja").write_text(TEMPLATE)
+    write_model(path)
     return path
 
 

@@ -83,6 +83,7 @@ class FakeNode:
         max_answers: int = 8,
         transports: tuple[str, ...] = (),
         tls: ssl.SSLContext | None = None,
+        audits: bool = False,
     ) -> None:
         self.tls = tls
         self.url = url.replace("http", "ws", 1) + "/v1/nodes/stream"
@@ -301,15 +302,16 @@ def delta(job: GenerateJob, token: int, text: str) -> Delta:
 
 
 async def answer_well(node: FakeNode, job: GenerateJob) -> None:
-    """Three tokens, whatever was asked."""
+    """Three tokens, or fewer where fewer were asked for."""
     await receive_kv(node, job)
-    for at, token in enumerate(ANSWER):
+    said = ANSWER[: job.sampling.max_tokens]
+    for at, token in enumerate(said):
         for answer in range(job.answers):
             await node.send(msgspec.structs.replace(delta(job, token, f"t{at} "), answer=answer))
     if job.answers > 1:
         for answer in range(job.answers):
             await node.send(AnswerEnded(job.generation, answer, "stop"))
-    await finish(node, job, tokens=len(ANSWER) * job.answers)
+    await finish(node, job, tokens=len(said) * job.answers)
 
 
 async def finish(node: FakeNode, job: GenerateJob, reason: str = "stop", tokens: int = len(ANSWER)) -> None:
