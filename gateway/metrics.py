@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from gateway.kv_index import KvIndex
 from gateway.plain_metrics import Counter, Gauge, Histogram
 from gateway.registry import Registry
+from gateway.tier_metrics import TierMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 STAGES = frozenset({"queue", "prefill", "transfer", "load", "decode", "node", "wait"})
@@ -97,6 +98,7 @@ class Metrics:
         )
         self.cached_tokens = Counter("prfaas_cached_tokens", "Prompt tokens that needed no prefill", registry=own)
         own.register(_Fleet(registry))
+        own.register(TierMetrics(registry))
         own.register(_PrefixIndex(kv_index))
 
     def show(self, collector: Collector) -> None:

@@ -201,7 +201,7 @@ def _say_with_token(cluster: dict[str, Any], as_json: bool) -> None:
         return
     hours = (cluster["join_token_until"] - time.time()) / 3600
     click.echo(f"cluster {cluster['name']} is {cluster['state']}, dial {cluster['dial']}", err=True)
-    click.echo(f"its nodes may join for {hours:.3g} h (`prfaas node --join-token-file FILE`) with this in FILE:", err=True)
+    click.echo(f"its nodes may join for {hours:.3g} h: `prfaas node --join-token-file FILE`, in FILE this:", err=True)
     click.echo(cluster["join_token"])
 
 
@@ -255,8 +255,16 @@ def _node_table(found: list[dict[str, Any]]) -> None:
                 one["queued_tokens"],
                 pages,
                 cached,
+                "; ".join(map(_tier, beat.get("tiers", ()))) or None,
                 speed and f"{speed:.0f}",
             )
         )
-    columns = ("node", "cluster", "role", "state", "jobs", "queued tokens", "pages free", "cached", "prefill tokens/s")
-    print_table(columns, rows, "no nodes have joined")
+    columns = ("node", "cluster", "role", "state", "jobs", "queued tokens", "pages free", "cached", "tiers below")
+    print_table((*columns, "prefill tokens/s"), rows, "no nodes have joined")
+
+
+def _tier(tier: dict[str, Any]) -> str:
+    """One tier below a node's pool: what it holds, what came of it, and what is wrong with it."""
+    room = f"{size(tier['used_bytes'])} of {size(tier['capacity_bytes'])}"
+    state = f", {tier['state']}" if tier["state"] else ""
+    return f"{tier['name']} {room} ({tier['hits']} hits, {tier['drops']} dropped{state})"

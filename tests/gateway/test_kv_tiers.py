@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
+from gateway.commands.operate import _tier
 from gateway.kv_index import KvIndex
 from gateway.kv_lookup import BLOCK_TOKENS, Held
 from kvcache.control import KvEvents
@@ -136,3 +137,20 @@ async def test_facts_price_what_is_read_by_the_rate_that_the_node_tells(stage: O
     sizes = record["decision"]["facts"]["request"]["sizes"]
     assert node["held_tokens"] == 192
     assert node.get("reload_s", 0.0) == pytest.approx(192 * sizes["per_token"] / rate if some else 0.0)
+
+
+async def test_operators_see_tiers_and_what_is_wrong_with_them(stage: Open) -> None:
+    one = await stage()
+    node = await one.node("p", Role.PREFILL)
+    full = TierReport("disk", "STORAGE", "full: No space left on device", 4 << 20, 1 << 20, 3, hits=5, drops=2)
+    modelled = TierReport("cxl", "CPU", "modelled: NUMA node 0 is dram memory", 4 << 20)
+    await node.heartbeat(tiers=(modelled, full))
+    await one.until(lambda: one.gateway.registry.nodes()[0].heartbeat.tiers)
+    metrics = (await one.client.get("/metrics")).text
+    assert 'prfaas_tier_up{node="p",tier="disk"} 0.0' in metrics
+    assert 'prfaas_tier_up{node="p",tier="cxl"} 1.0' in metrics
+    assert 'prfaas_tier_bytes{node="p",tier="disk"} 1.048576e+06' in metrics
+    assert 'prfaas_tier_hits_total{node="p",tier="disk"} 5.0' in metrics
+    (seen,) = (await one.client.get("/v1/nodes")).json()["nodes"]
+    shown = _tier(seen["heartbeat"]["tiers"][1])
+    assert shown == "disk 1.0 MiB of 4.0 MiB (5 hits, 2 dropped, full: No space left on device)"
