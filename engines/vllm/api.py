@@ -20,11 +20,14 @@ _MAX_ERROR_BYTES = 1 << 16
 
 
 class RequestRefused(Exception):
-    """vLLM would not take a request, or gave it up. ``status`` is that of HTTP, 500 for what ended a stream."""
+    """A request that was not taken, or given up; ``cause`` is a stable word.
 
-    def __init__(self, status: int, text: str) -> None:
+    ``sampling``: vLLM calls it wrong; ``job``: the node's part of it cannot be; ``engine_error``: it went wrong.
+    """
+
+    def __init__(self, cause: str, text: str) -> None:
         super().__init__(text)
-        self.status = status
+        self.cause = cause
 
 
 class VllmApi:
@@ -80,17 +83,17 @@ class VllmApi:
             async for data in answer.content.iter_any():
                 *events, rest = (rest + data).split(b"\n\n")
                 if len(rest) > _MAX_EVENT_BYTES:
-                    raise RequestRefused(500, f"an event of more than {_MAX_EVENT_BYTES} bytes")
+                    raise RequestRefused("engine_error", f"an event of more than {_MAX_EVENT_BYTES} bytes")
                 for event in events:
                     said = event.removeprefix(b"data: ")
                     if said == b"[DONE]":
                         return
                     message = json.loads(said)
                     if "error" in message:
-                        raise RequestRefused(500, str(message["error"])[:500])
+                        raise RequestRefused("engine_error", str(message["error"])[:500])
                     for choice in message["choices"]:
                         yield choice
-            raise RequestRefused(500, "the answer broke off")
+            raise RequestRefused("engine_error", "the answer broke off")
 
     async def close(self) -> None:
         """Close all connections."""
@@ -101,4 +104,4 @@ async def _refusal(answer: aiohttp.ClientResponse) -> RequestRefused:
     text = (await answer.content.read(_MAX_ERROR_BYTES)).decode(errors="replace")
     with contextlib.suppress(ValueError, KeyError, TypeError):
         text = json.loads(text)["error"]["message"]
-    return RequestRefused(answer.status, text[:500])
+    return RequestRefused("sampling" if answer.status == 400 else "engine_error", text[:500])

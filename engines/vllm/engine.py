@@ -25,18 +25,15 @@ from engines.protocol import (
     PrefillCommand,
     PrefillFinished,
     Pulse,
-    Spoken,
     StoreCommand,
-    Token,
 )
 from engines.stream import ProcessStream
 from engines.vllm.api import RequestRefused, VllmApi
-from engines.vllm.bookkeeping import JobParams
 from engines.vllm.figures import Watch
 from engines.vllm.jobs import VllmJob
-from engines.vllm.messages import Dismiss, Enlist, FromWorker, PoolInfo
+from engines.vllm.messages import Dismiss, FromWorker, PoolInfo
 from engines.vllm.process import VllmProcess, api_socket, event_socket, private_directory, worker_socket
-from engines.vllm.sampling import sampling_params, token_logprobs
+from engines.vllm.requests import Requests
 from engines.vllm.spec import VllmSpec
 from engines.vllm.trial import measure
 from engines.vllm.workers import Workers
@@ -49,13 +46,10 @@ log = logging.getLogger(__name__)
 TICK_S = 0.5
 SILENT_TICKS = 9
 HEALTH_S = 4.0
-ENLIST_S = 10.0
 LOST_S = 1.0
 """How long it may take until a server that broke off an answer is known to be lost."""
 STATUS_S = 0.3
 """How long it may take until a server whose socket closed is seen to have ended."""
-END_S = 5.0
-"""How long vLLM may take to say that a request is over, once its answer is."""
 
 
 class VllmEngine:
@@ -67,6 +61,7 @@ class VllmEngine:
         self._process = process
         self._api = api
         self._watch = watch
+        self._requests = Requests(api, lambda message: self._connected.send(message))
         self._workers: Workers | None = None
         self._info: EngineInfo | None = None
         self._jobs: dict[str, VllmJob] = {}
@@ -143,8 +138,7 @@ class VllmEngine:
             job.fail("queue_full", f"the engine holds {self._spec.max_jobs} jobs")
         else:
             self._jobs[name] = job
-            work = self._prefill(job, command) if isinstance(command, PrefillCommand) else self._generate(job, command)
-            self._work[name] = asyncio.create_task(work)
+            self._work[name] = asyncio.create_task(self._requests.run(job, command))
             self._run(self._serve(job, self._work[name]))
         return job.stream
 
@@ -194,7 +188,7 @@ class VllmEngine:
         except asyncio.CancelledError:
             detail = job.broken.result() if job.broken.done() else ""
         except RequestRefused as refused:
-            cause, detail = ("sampling" if refused.status == 400 else "engine_error"), str(refused)
+            cause, detail = refused.cause, str(refused)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             detail = f"{type(error).__name__}: {error}"
             await asyncio.wait((self._lost,), timeout=LOST_S)
@@ -215,101 +209,6 @@ class VllmEngine:
         else:
             terminal = GenerationFinished(job.name, job.reason)
         job.deliver(terminal)
-
-    async def _prefill(self, job: VllmJob, command: PrefillCommand) -> None:
-        """Compute and export: vLLM reads the prompt to ``stop`` and its one sampled token is nobody's."""
-        load = command.cached
-        enlist = Enlist(
-            job.name,
-            command.start,
-            command.stop,
-            command.pages,
-            command.cached,
-            load,
-            command.cached_pages,
-            command.checkpoints,
-        )
-        await self._enlist(job, enlist)
-        params = JobParams(job.name, load, watched=True)
-        greedy = {"max_tokens": 1, "temperature": 0.0, "ignore_eos": True, "detokenize": False}
-        body = self._body(command, command.token_ids[: command.stop], params, greedy)
-        await self._api.run(body)
-        async with asyncio.timeout(END_S):
-            await job.computed.wait()
-        await job.settled.wait()
-
-    async def _generate(self, job: VllmJob, command: GenerateCommand) -> None:
-        """Speak after what is loaded; the rest of the prompt is computed in place."""
-        kept = command.keep_from is not None
-        enlist = Enlist(
-            job.name,
-            load=command.loaded,
-            load_pages=command.pages,
-            checkpoints=command.checkpoints,
-            keep_from=command.keep_from,
-        )
-        await self._enlist(job, enlist)
-        params = JobParams(job.name, command.loaded, kept or bool(command.checkpoints), command.keep_from)
-        body = self._body(command, command.token_ids, params, sampling_params(command.sampling))
-        speaking = asyncio.create_task(self._speak(job, command, body))
-        finishing = asyncio.create_task(job.finishing.wait())
-        try:
-            await asyncio.wait((speaking, finishing), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            finishing.cancel()
-            if not speaking.done():
-                speaking.cancel()
-                await asyncio.wait((speaking,))
-        job.reason = "stop" if speaking.cancelled() else speaking.result()
-        if params.watched:
-            job.deliver(Spoken(job.name, job.reason))
-            async with asyncio.timeout(END_S):
-                await job.ended.wait()
-            await job.settled.wait()
-
-    async def _speak(self, job: VllmJob, command: GenerateCommand, body: dict[str, Any]) -> str:
-        """Say the tokens as they come; returns why the answer ended. An end token is not said."""
-        wanted = command.sampling.logprobs
-        async for choice in self._api.stream(body):
-            ids, reason = choice["token_ids"], choice["finish_reason"]
-            if reason == "stop":
-                ids = ids[:-1]
-            content = (choice.get("logprobs") or {}).get("content") or []
-            for at, token in enumerate(ids):
-                found = None if wanted is None else token_logprobs(content[at], wanted)
-                job.deliver(Token(job.name, token, found), _TOKEN_BYTES * (1 + len(found or ())))
-            if reason in ("stop", "length"):
-                return str(reason)
-            if reason is not None:
-                raise RequestRefused(500, f"vLLM ended the answer with {reason!r}")
-        raise RequestRefused(500, "the answer has no end")
-
-    def _body(
-        self,
-        command: PrefillCommand | GenerateCommand,
-        token_ids: tuple[int, ...],
-        params: JobParams,
-        sampling: dict[str, Any],
-    ) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "request_id": params.job,
-            "token_ids": token_ids,
-            "sampling_params": sampling,
-            "priority": command.priority,
-            "kv_transfer_params": params.as_params(),
-        }
-        return body | ({"cache_salt": command.salt} if command.salt else {})
-
-    async def _enlist(self, job: VllmJob, enlist: Enlist) -> None:
-        """Have every worker know the job. Raises RequestRefused where one will not have it."""
-        try:
-            self._connected.send(enlist)
-        except ValueError as error:
-            raise RequestRefused(400, str(error)) from error
-        async with asyncio.timeout(ENLIST_S):
-            await job.enlisted.wait()
-        if job.refusal:
-            raise RequestRefused(400, job.refusal)
 
     def _stop(self, name: str) -> None:
         work = self._work.get(name)
@@ -406,7 +305,3 @@ class VllmEngine:
             job.stream.lose(text)
         self._jobs.clear()
         self._work.clear()
-
-
-_TOKEN_BYTES = 32
-"""About what one token, or one log-probability, takes on its way to its reader."""

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+import torch
 from tokenizers import Tokenizer
 
 from deploy.demo import long_prompt
+from engines.process import EngineProcess
 from engines.protocol import (
     Checkpoint,
     Exported,
@@ -27,6 +29,7 @@ from engines.protocol import (
     StoreCommand,
     Token,
 )
+from engines.spec import EngineSpec
 from engines.vllm.engine import VllmEngine
 from engines.vllm.spec import VllmSpec
 from kvcache.blocks import PageTable
@@ -126,6 +129,33 @@ async def test_what_was_loaded_is_bit_for_bit_what_was_exported(
         assert gap(alone[differing[0]]) < noise(alone, loaded)
     room.owners.release("first")
     room.owners.release("again")
+
+
+async def test_pages_of_the_embedded_engine_mean_the_same_to_vllm(
+    engine: VllmEngine, room: Room, text: tuple[int, ...], gemma_dir: Path
+) -> None:
+    """Both engines write canonical order: heads, tokens and dims are where the other one looks for them."""
+    ids, stop = text[50:750], 699
+    theirs, ours = room.table("theirs", stop), room.table("ours", stop)
+    embedded = EngineSpec(gemma_dir, DType.BFLOAT16, chunk_tokens=CHUNK, self_check=False)
+    other = await EngineProcess.start(embedded, room.pool)
+    try:
+        done = [event async for event in other.submit(PrefillCommand("far", ids[:stop], 0, stop, theirs.pages))]
+        assert isinstance(done[-1], PrefillFinished)
+    finally:
+        await other.close()
+    await prefill(engine, "near", ids, ours, salt="near")
+    plan = room.plan(stop, chunk_tokens=CHUNK)
+    for piece, a, b in zip(plan.pieces, room.pieces(theirs, plan), room.pieces(ours, plan), strict=True):
+        one, two = (torch.frombuffer(bytearray(data), dtype=torch.bfloat16).float() for data in (a, b))
+        assert (one - two).norm() < 0.1 * one.norm(), piece
+    alone = await speak(engine, "alone", ids, None, "embedded alone")
+    mixed = await speak(engine, "mixed", ids, theirs, "embedded mixed")
+    differing = [n for n, token in enumerate(alone) if token.token_id != mixed[n].token_id]
+    if differing:
+        assert gap(alone[differing[0]]) < noise(alone, mixed)
+    room.owners.release("theirs")
+    room.owners.release("ours")
 
 
 async def test_a_prefill_leaves_layer_by_layer(engine: VllmEngine, room: Room, text: tuple[int, ...]) -> None:
