@@ -40,6 +40,7 @@ class Kind(IntEnum):
     ABORT = 9
     PING = 10
     PONG = 11
+    LANE = 12
 
 
 class Role(IntEnum):
@@ -166,7 +167,17 @@ class Pong(msgspec.Struct, frozen=True, array_like=True):
     token: int
 
 
-Frame = Hello | Proof | Open | Announce | Grant | Data | Manifest | Ack | Abort | Ping | Pong
+class Lane(msgspec.Struct, frozen=True, array_like=True):
+    """Either way: where this side can be reached by another transport than TCP, as that transport writes it.
+
+    Only for peers of which the gateway says that they have it.
+    """
+
+    transport: str
+    offer: bytes
+
+
+Frame = Hello | Proof | Open | Announce | Grant | Data | Manifest | Ack | Abort | Ping | Pong | Lane
 """Any frame."""
 
 type_of_kind: dict[Kind, type[Frame]] = {
@@ -181,6 +192,7 @@ type_of_kind: dict[Kind, type[Frame]] = {
     Kind.ABORT: Abort,
     Kind.PING: Ping,
     Kind.PONG: Pong,
+    Kind.LANE: Lane,
 }
 
 _kind_of_type = {frame_type: kind for kind, frame_type in type_of_kind.items()}

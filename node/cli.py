@@ -74,6 +74,11 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="KV to and from other nodes of this host, of the same user, goes through memory.",
 )
 @click.option(
+    "--nixl",
+    is_flag=True,
+    help="KV to and from hosts with RDMA in common goes by NIXL: only where all of them trust each other.",
+)
+@click.option(
     "--prefix-cache/--no-prefix-cache",
     default=True,
     show_default=True,
@@ -140,6 +145,7 @@ def node(
     dial: str | None,
     kv_connections: int,
     shared_memory: bool,
+    nixl: bool,
     pool_mib: int,
     engine: str,
     engine_python: Path | None,
@@ -190,6 +196,7 @@ def node(
             kv_tls=parsing.check_tls(TlsFiles(kv_tls_cert, kv_tls_key, kv_tls_ca), port, join_token),
             kv_connections=kv_connections,
             shared_memory=shared_memory,
+            nixl=nixl,
             pool_bytes=pool_mib << 20,
             threads=threads,
             chunk_tokens=chunk_tokens,

@@ -69,7 +69,8 @@ class NodeConfig:
 
     ``otlp_endpoint`` is the base URL of a collector of traces. ``identity_dir`` keeps the node's certificate over a
     restart. ``place`` is what was said of where its machine stands, by the names of ``node.topology.place``.
-    With ``shared_memory`` KV may go to and from other processes of this host through memory.
+    With ``shared_memory`` KV may go to and from other processes of this host through memory, with ``nixl`` to and from
+    other hosts through RDMA.
     """
 
     role: Role
@@ -95,6 +96,7 @@ class NodeConfig:
     place: Mapping[str, str] = field(default_factory=dict)
     tiers: TierConfig = field(default_factory=TierConfig)
     shared_memory: bool = True
+    nixl: bool = False
     identity_dir: Path | None = None
     otlp_endpoint: str | None = None
 

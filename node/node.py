@@ -61,7 +61,7 @@ from kvcache.tiers.hierarchy import Tiers
 from kvcache.topology import MachineReport, encode_report
 from kvcache.tracing import tracer_for
 from kvcache.transport import KvEndpoint, LocalIdentity, TransportLimits
-from kvcache.transport.hostlane import HostCarrier
+from node.carriers import carriers
 from node.codec_start import measure
 from node.config import ConfigError, KvPort, NodeConfig, pool_pages
 from node.control import ControlHandler, ControlStream
@@ -160,7 +160,6 @@ class Node:
             FrameRouter(self._serving, self._asking),
             dial_tls,
             TransportLimits(connections=config.kv_connections),
-            carriers=[HostCarrier(self._identity.public_key)] if config.shared_memory else (),
         )
         self._gateways = Gateways(config.stream_urls, self, self._dial)
         self._info: EngineInfo | None = None
@@ -191,7 +190,7 @@ class Node:
         self._info = (await self._keeper.start()).info
         self._machine = await looking
         self._rates.measured(self._info.prefill_tokens_per_s, self._info.decode_tokens_per_s)
-        self._transports = self._endpoint.open_lanes()
+        self._transports = self._endpoint.open_lanes(carriers(self._config, self._identity, self._machine))
         if self._tiers is not None:
             self._tiers.start()
         port = self._config.kv_port

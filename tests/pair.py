@@ -144,10 +144,8 @@ class Side:
         )
         identity = LocalIdentity(name, self.incarnation, self.key, FINGERPRINT, lambda: role)
         self.handler = FrameRouter(self.serving, self.asking)
-        self.endpoint = KvEndpoint(
-            identity, self.handler, limits=transport, carriers=[HostCarrier(self.public_key)] if lanes else ()
-        )
-        self.transports = self.endpoint.open_lanes()
+        self.endpoint = KvEndpoint(identity, self.handler, limits=transport)
+        self.transports = self.endpoint.open_lanes([HostCarrier(self.public_key)] if lanes else ())
 
     @property
     def address(self) -> KvAddress | None:

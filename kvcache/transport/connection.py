@@ -11,7 +11,7 @@ from typing import Protocol
 from kvcache.framing import FrameParser
 from kvcache.session import MAX_DETAIL_CHARS, Liveness
 from kvcache.transport.channel import TCP, Channel
-from kvcache.transport.interface import TransferFrame, TransportLimits
+from kvcache.transport.interface import PeerFrame, TransferFrame, TransportLimits
 from kvcache.transport.link import LinkFigures
 from kvcache.transport.probe import PROBE_TOKENS
 from kvcache.transport.sendqueue import Outgoing, SendBatch, SendQueue
@@ -45,8 +45,8 @@ class ConnectionUser(Protocol):
 
     queue: SendQueue
 
-    def on_frame(self, connection: Connection, frame: TransferFrame) -> None:
-        """A control frame of a transfer has come."""
+    def on_frame(self, connection: Connection, frame: PeerFrame) -> None:
+        """A control frame of a transfer, or about lanes, has come."""
 
     def payload_target(self, connection: Connection, data: Data) -> Sequence[memoryview] | None:
         """Where a payload goes."""

@@ -39,7 +39,6 @@ class KvEndpoint:
 
     ``dial_ssl`` is the context for outgoing connections; without one only the loopback is dialled. With
     ``trusted_network`` KV goes unencrypted to any address: for benchmarks where nobody else can read or write.
-    ``carriers`` are what else than TCP can carry data.
     """
 
     def __init__(
@@ -49,7 +48,6 @@ class KvEndpoint:
         dial_ssl: ssl.SSLContext | None = None,
         limits: TransportLimits | None = None,
         trusted_network: bool = False,
-        carriers: Sequence[Carrier] = (),
     ) -> None:
         self._identity = identity
         self._handler = handler
@@ -68,7 +66,7 @@ class KvEndpoint:
         self._keeper = PeerKeeper(self._limits, self._connect, self._spawn, self._jitter)
         self._rates = RateKeeper(lambda: self._peers.values(), self._limits.ping_every_s / 4)
         self._pacing: asyncio.Task[None] | None = None
-        self._lanes = Lanes(identity, self._limits, carriers, self._peers.get, self._spawn)
+        self._lanes = Lanes(identity, self._limits, self._peers.get, self._spawn)
         self._closed = False
 
     async def listen(self, host: str, port: int, ssl: ssl.SSLContext | None = None) -> int:
@@ -129,9 +127,9 @@ class KvEndpoint:
         finally:
             self._forget_waiter(wanted, waiter)
 
-    def open_lanes(self) -> tuple[str, ...]:
-        """Let peers dial lanes, too; the transports that this node has from now on, TCP among them."""
-        return self._lanes.open()
+    def open_lanes(self, carriers: Sequence[Carrier]) -> tuple[str, ...]:
+        """Have data carried by these, too; the transports that this node has from now on, TCP among them."""
+        return self._lanes.open(carriers)
 
     async def lanes(self, peer: Peer, transport: str) -> tuple[Connection, ...]:
         """What else than TCP leads to a peer, made where it is not there yet. Raises LaneFailed."""
@@ -156,7 +154,7 @@ class KvEndpoint:
         Returns after ``on_lost`` was called for each of them.
         """
         self._closed = True
-        await self._lanes.close()
+        self._lanes.refuse()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -168,6 +166,7 @@ class KvEndpoint:
             self._settle(wanted, PeerUnreachable("this endpoint is closed"))
         for peer in list(self._peers.values()):
             peer.close("the node closes its KV endpoint")
+        await self._lanes.close()
         await asyncio.sleep(0)
 
     # ---- connections being made
@@ -286,7 +285,15 @@ class KvEndpoint:
         if peer is None or peer.identity.incarnation != identity.incarnation:
             if peer is not None:
                 peer.close(f"replaced by incarnation {identity.incarnation}")
-            peer = Peer(identity, connection.version, self._handler, self._limits, self._keeper.look, self._ended)
+            peer = Peer(
+                identity,
+                connection.version,
+                self._handler,
+                self._limits,
+                self._keeper.look,
+                self._ended,
+                self._lanes.on_lane,
+            )
             self._peers[identity.node_id] = peer
         peer.add(connection)
         self._rates.apply()

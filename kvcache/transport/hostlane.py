@@ -20,7 +20,9 @@ from collections.abc import Callable, Coroutine
 
 from kvcache.transport.channel import Channel
 from kvcache.transport.hostring import Ring, hand_over
+from kvcache.transport.peer import Peer
 from kvcache.transport.ring import SHM
+from kvcache.wire import Lane
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +60,15 @@ class HostCarrier:
         self._listener = listener
         self._accepting = asyncio.get_running_loop().create_task(self._accept(listener, arrived))
 
-    async def dial(self, public_key: bytes) -> Channel:
-        """A channel to the node of this key. Raises OSError: it is not on this host, or not this user's."""
+    async def dial(self, peer: Peer) -> Channel:
+        """A channel to a peer. Raises OSError: it is not on this host, or not this user's."""
+        return await self.dial_key(peer.identity.public_key)
+
+    def on_lane(self, peer: Peer, frame: Lane) -> None:
+        """Nothing need be said."""
+
+    async def dial_key(self, public_key: bytes) -> Channel:
+        """A channel to the node of this key. Raises OSError as ``dial``."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             sock.setblocking(False)

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Protocol
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from kvcache.session import PeerIdentity
-from kvcache.wire import Abort, Ack, Announce, Data, Grant, Manifest, Open, Role
+from kvcache.wire import Abort, Ack, Announce, Data, Grant, Lane, Manifest, Open, Role
 
 if TYPE_CHECKING:
     from kvcache.transport.connection import Connection
     from kvcache.transport.peer import Peer
 
 TransferFrame = Open | Announce | Grant | Manifest | Ack | Abort
+PeerFrame = TransferFrame | Lane
 
 
 class PeerLost(ConnectionError):

@@ -19,7 +19,7 @@ from kvcache.transport.connection import Connection
 from kvcache.transport.greeting import introduce
 from kvcache.transport.interface import LocalIdentity, TransportLimits
 from kvcache.transport.peer import Peer
-from kvcache.wire import WireError
+from kvcache.wire import Lane, WireError
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +38,11 @@ class Carrier(Protocol):
     def open(self, arrived: Callable[[Channel], None]) -> None:
         """Let others dial this node; each channel is given to ``arrived``. Raises OSError where that cannot be."""
 
-    async def dial(self, public_key: bytes) -> Channel:
-        """A channel to the node of this key. Raises OSError."""
+    async def dial(self, peer: Peer) -> Channel:
+        """A channel to a peer. Raises OSError."""
+
+    def on_lane(self, peer: Peer, frame: Lane) -> None:
+        """What a peer says of lanes of this transport."""
 
     async def close(self) -> None:
         """Accept nobody any more. Idempotent."""
@@ -52,28 +55,27 @@ class Lanes:
         self,
         identity: LocalIdentity,
         limits: TransportLimits,
-        carriers: Sequence[Carrier],
         known: Callable[[str], Peer | None],
         spawn: Callable[[Coroutine[None, None, None]], asyncio.Task[None]],
     ) -> None:
         self._identity = identity
         self._limits = limits
-        self._carriers = {carrier.transport: carrier for carrier in carriers}
         self._known = known
         self._spawn = spawn
         self._open: dict[str, Carrier] = {}
+        self._closing = False
         self._greetings = 0
         self._making: dict[tuple[Peer, str], asyncio.Task[None]] = {}
 
-    def open(self) -> tuple[str, ...]:
-        """Let others dial; the transports that this node has from now on, TCP among them."""
-        for transport, carrier in self._carriers.items():
+    def open(self, carriers: Sequence[Carrier]) -> tuple[str, ...]:
+        """Let others dial; the transports that this node has from now on, TCP among them. They are closed with this."""
+        for carrier in carriers:
             try:
                 carrier.open(self._arrived)
             except OSError as error:
-                logger.warning("event=kv_lanes_unavailable transport=%s cause=%s", transport, error)
+                logger.warning("event=kv_lanes_unavailable transport=%s cause=%s", carrier.transport, error)
             else:
-                self._open[transport] = carrier
+                self._open[carrier.transport] = carrier
         return (*self._open, TCP)
 
     async def to(self, peer: Peer, transport: str) -> tuple[Connection, ...]:
@@ -82,7 +84,7 @@ class Lanes:
         if lanes:
             return lanes
         carrier = self._open.get(transport)
-        if carrier is None:
+        if carrier is None or self._closing:
             raise LaneFailed(f"this node has no {transport}")
         making = self._making.get((peer, transport))
         if making is None:
@@ -101,19 +103,29 @@ class Lanes:
             raise LaneFailed(f"{transport} to {peer.identity.node_id}: lost as soon as it was there")
         return lanes
 
+    def on_lane(self, peer: Peer, frame: Lane) -> None:
+        """What a peer says of lanes; nothing comes of a transport that this node does not have."""
+        carrier = self._open.get(frame.transport)
+        if carrier is not None and not self._closing:
+            carrier.on_lane(peer, frame)
+
+    def refuse(self) -> None:
+        """Take no lane any more."""
+        self._closing = True
+
     async def close(self) -> None:
-        """Accept and dial nobody any more. Idempotent."""
+        """Accept and dial nobody any more, when no lane is left. Idempotent."""
         for carrier in self._open.values():
             await carrier.close()
         self._open.clear()
 
     async def _dial(self, peer: Peer, carrier: Carrier) -> None:
         identity = peer.identity
-        channel = await carrier.dial(identity.public_key)
+        channel = await carrier.dial(peer)
         await self._join(channel, Expected(identity.node_id, identity.incarnation, identity.public_key))
 
     def _arrived(self, channel: Channel) -> None:
-        if self._greetings >= self._limits.max_lane_greetings:
+        if self._closing or self._greetings >= self._limits.max_lane_greetings:
             channel.close()
             return
         self._greetings += 1

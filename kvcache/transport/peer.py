@@ -15,11 +15,11 @@ from kvcache.control import LinkReport
 from kvcache.session import PeerIdentity
 from kvcache.transfer import TransferViolation
 from kvcache.transport.connection import Broken, Connection
-from kvcache.transport.interface import FrameHandler, PeerLost, TransferFrame, TransportLimits
+from kvcache.transport.interface import FrameHandler, PeerFrame, PeerLost, TransferFrame, TransportLimits
 from kvcache.transport.link import PeerFigures, least_rtt_s
 from kvcache.transport.measure import PathMeasure
 from kvcache.transport.sendqueue import BATCH_BYTES, Outgoing, SendQueue
-from kvcache.wire import Abort, Data, Open, encode_frame
+from kvcache.wire import Abort, Data, Lane, Open, encode_frame
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ IDLE_BYTES = 4096
 class Peer:
     """All methods belong to the event loop's thread. ``on_end`` is called once, before the handler's ``on_lost``.
 
-    ``on_short`` is called whenever a connection is lost and the peer is not.
+    ``on_short`` is called whenever a connection is lost and the peer is not, ``on_lane`` with what it says of lanes.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class Peer:
         limits: TransportLimits,
         on_short: Callable[[Peer], None],
         on_end: Callable[[Peer], None],
+        on_lane: Callable[[Peer, Lane], None],
     ) -> None:
         self.identity = identity
         self.queue = SendQueue()
@@ -50,6 +51,7 @@ class Peer:
         self._limits = limits
         self._on_short = on_short
         self._on_end = on_end
+        self._on_lane = on_lane
         self._loop = asyncio.get_running_loop()
         self._connections: list[Connection] = []
         self._lanes: list[Connection] = []
@@ -123,7 +125,7 @@ class Peer:
 
     # ---- sending
 
-    def send(self, frame: TransferFrame) -> None:
+    def send(self, frame: PeerFrame) -> None:
         """Send a control frame as soon as can be; it overtakes queued Data frames. Does nothing once the peer is lost.
 
         A peer that lets too many pile up is closed. Raises ValueError for a frame too large to be read.
@@ -276,8 +278,11 @@ class Peer:
 
     # ---- what a connection says
 
-    def on_frame(self, connection: Connection, frame: TransferFrame) -> None:
-        """Hand a control frame to the handler."""
+    def on_frame(self, connection: Connection, frame: PeerFrame) -> None:
+        """Hand a control frame to the handler, or to whoever looks after lanes."""
+        if isinstance(frame, Lane):
+            self._on_lane(self, frame)
+            return
         try:
             self._handler.on_frame(self, frame)
         except TransferViolation as violation:

@@ -20,7 +20,8 @@ class RingWriter:
 
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
-        self._at = 0
+        self.at = 0
+        """Where the next byte goes."""
         self.outstanding = 0
         """Bytes written that the reader has not given back."""
 
@@ -34,9 +35,9 @@ class RingWriter:
         total = 0
         for view in views:
             while view and self.room:
-                count = min(len(view), self.room, len(self._memory) - self._at)
-                self._memory[self._at : self._at + count] = view[:count]
-                self._at = (self._at + count) % len(self._memory)
+                count = min(len(view), self.room, len(self._memory) - self.at)
+                self._memory[self.at : self.at + count] = view[:count]
+                self.at = (self.at + count) % len(self._memory)
                 self.outstanding += count
                 total += count
                 view = view[count:]

@@ -23,6 +23,7 @@ from node.bench.kv.recording import CHUNK_TOKENS
 from node.bench.kv.replay import ReplayEngine
 from node.bench.kv.serve import KvServer
 
+NIXL = "nixl"
 CONNECTIONS = 4
 CONNECT_S = 30.0
 
@@ -52,9 +53,9 @@ def _layer(piece: object) -> tuple[int, int, int]:
     return piece.chunk, piece.group, piece.layer  # type: ignore[attr-defined]
 
 
-async def _serve(pipe: Pipe, nbytes: int, credentials: Path) -> None:
+async def _serve(pipe: Pipe, nbytes: int, credentials: Path, nixl: bool) -> None:
     with mock.patch.object(party, "ReplayEngine", PacedReplay):
-        server = KvServer(synthetic(), nbytes, trusted_network=False)
+        server = KvServer(synthetic(), nbytes, trusted_network=False, nixl=nixl)
     try:
         port = await server.listen("127.0.0.1", 0, None)
         server.credentials(None).write(credentials)
@@ -66,8 +67,8 @@ async def _serve(pipe: Pipe, nbytes: int, credentials: Path) -> None:
         await server.close()
 
 
-def _child(pipe: Pipe, nbytes: int, credentials: Path) -> None:
-    asyncio.run(_serve(pipe, nbytes, credentials))
+def _child(pipe: Pipe, nbytes: int, credentials: Path, nixl: bool) -> None:
+    asyncio.run(_serve(pipe, nbytes, credentials, nixl))
 
 
 @dataclass
@@ -94,7 +95,7 @@ async def transport_pair(transports: Sequence[str], nbytes: int) -> AsyncIterato
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "credentials.json"
         context = multiprocessing.get_context("spawn")
-        process = context.Process(target=_child, args=(theirs, nbytes, path), daemon=True)
+        process = context.Process(target=_child, args=(theirs, nbytes, path, NIXL in transports), daemon=True)
         process.start()
         fetchers: dict[str, KvFetcher] = {}
         try:

@@ -40,7 +40,7 @@ async def arrived() -> AsyncIterator[list[Channel]]:
 
 
 async def pair(arrived: list[Channel]) -> tuple[Channel, Channel]:
-    mine = await HostCarrier(b"other").dial(KEY)
+    mine = await HostCarrier(b"other").dial_key(KEY)
     await until(lambda: arrived)
     return mine, arrived[0]
 
@@ -96,7 +96,7 @@ async def test_what_was_sent_before_the_end_arrives_before_it(arrived: list[Chan
 async def test_a_node_that_is_not_on_this_host_is_not_found() -> None:
     before = descriptors()
     with pytest.raises(ConnectionRefusedError):
-        await HostCarrier(b"other").dial(b"nobody")
+        await HostCarrier(b"other").dial_key(b"nobody")
     assert descriptors() == before
 
 
@@ -105,7 +105,7 @@ async def test_another_user_gets_nothing_and_is_given_nothing(
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 4242)
     with pytest.raises(PermissionError, match="is of user"):
-        await HostCarrier(b"other").dial(KEY)
+        await HostCarrier(b"other").dial_key(KEY)
     with raw() as sock:
         assert await asyncio.to_thread(sock.recv, 100) == b""
     assert arrived == []

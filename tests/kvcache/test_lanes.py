@@ -33,8 +33,8 @@ class Ends:
 
     def __init__(self) -> None:
         self.on_a, self.on_b = Recorder(), Recorder()
-        self.a = KvEndpoint(local("a"), self.on_a, limits=QUICK, carriers=[carrier("a")])
-        self.b = KvEndpoint(local("b"), self.on_b, limits=QUICK, carriers=[carrier("b")])
+        self.a = KvEndpoint(local("a"), self.on_a, limits=QUICK)
+        self.b = KvEndpoint(local("b"), self.on_b, limits=QUICK)
 
     async def connect(self) -> tuple[Peer, Peer]:
         port = await self.b.listen("127.0.0.1", 0)
@@ -46,7 +46,7 @@ class Ends:
 async def ends() -> AsyncIterator[Ends]:
     before = len(os.listdir("/proc/self/fd"))
     both = Ends()
-    assert both.a.open_lanes() == both.b.open_lanes() == (SHM, "tcp")
+    assert both.a.open_lanes([carrier("a")]) == both.b.open_lanes([carrier("b")]) == (SHM, "tcp")
     yield both
     await both.a.close()
     await both.b.close()
@@ -120,7 +120,7 @@ async def test_a_node_without_that_transport_or_on_another_host_says_so(ends: En
 
 async def greets(me: LocalIdentity) -> None:
     """Shake hands with b over a lane as ``me``."""
-    channel = await carrier("x").dial(key_of("b").public_key().public_bytes_raw())
+    channel = await carrier("x").dial_key(key_of("b").public_key().public_bytes_raw())
     expected = Expected("b", "1", key_of("b").public_key().public_bytes_raw())
     session = Session(me.as_peer(), me.key, True, expected, os.urandom(NONCE_BYTES))
     try:
@@ -153,8 +153,8 @@ async def test_a_peer_has_no_more_lanes_than_are_allowed(ends: Ends) -> None:
 def _child(pipe: Pipe) -> None:
     async def run() -> None:
         recorder = Recorder()
-        endpoint = KvEndpoint(local("b"), recorder, limits=QUICK, carriers=[carrier("b")])
-        endpoint.open_lanes()
+        endpoint = KvEndpoint(local("b"), recorder, limits=QUICK)
+        endpoint.open_lanes([carrier("b")])
         pipe.send(await endpoint.listen("127.0.0.1", 0))
         peer = await endpoint.peer(who("a"), None, soon(20))
         await until(lambda: peer.lanes(SHM), 20)
@@ -170,9 +170,9 @@ async def test_a_process_that_is_killed_leaves_nothing_behind_and_is_noticed_at_
     process = multiprocessing.get_context("spawn").Process(target=_child, args=(theirs,), daemon=True)
     process.start()
     recorder = Recorder()
-    endpoint = KvEndpoint(local("a"), recorder, limits=QUICK, carriers=[carrier("a")])
+    endpoint = KvEndpoint(local("a"), recorder, limits=QUICK)
     try:
-        endpoint.open_lanes()
+        endpoint.open_lanes([carrier("a")])
         port = await asyncio.to_thread(ours.recv)
         peer = await endpoint.peer(who("b"), KvAddress("127.0.0.1", port), soon(20))
         (lane,) = await endpoint.lanes(peer, SHM)

@@ -25,6 +25,7 @@ from kvcache.wire import (
     Grant,
     Hello,
     Kind,
+    Lane,
     Manifest,
     Open,
     Ping,
@@ -69,6 +70,7 @@ GOLDEN: list[tuple[Frame, str]] = [
     (Ping(7), "00000004010a00009207c400"),
     (Ping(1 << 48, b"\x00" * 3), "0000000f010a0000 92cf0001000000000000c403000000"),
     (Pong(7), "00000002010b00009107"),
+    (Lane("rdma", b"\x01\x02"), "0000000a010c000092a472646d61c4020102"),
 ]
 
 
@@ -182,7 +184,7 @@ def test_a_payload_is_read_directly_into_its_target() -> None:
         (header.pack(50, 1, Kind.DATA, 60), "head"),
         (header.pack(50, 1, Kind.DATA, 0), "head"),
         (header.pack(2, 1, Kind.PING, 2), "head"),
-        (header.pack(2, 1, 12, 0), "kind"),
+        (header.pack(2, 1, 13, 0), "kind"),
         (header.pack(2, 1, 0, 0), "kind"),
         (header.pack(2, 0, Kind.PING, 0), "version"),
         (header.pack(2, 2, Kind.PING, 0), "version"),

@@ -50,8 +50,17 @@ def kv() -> None:
     help="Serve KV that this model computes, once; it is kept for the next time. Default: made-up KV.",
 )
 @click.option("--dtype", type=click.Choice([d.value for d in DType]), default=DType.BFLOAT16.value, show_default=True)
+@click.option("--nixl", is_flag=True, help="Offer it by NIXL, too.")
 def serve(
-    host: str, port: int, nbytes: int, tls: bool, lab: bool, credentials: Path, model_dir: Path | None, dtype: str
+    host: str,
+    port: int,
+    nbytes: int,
+    tls: bool,
+    lab: bool,
+    credentials: Path,
+    model_dir: Path | None,
+    dtype: str,
+    nixl: bool,
 ) -> None:
     """Offer KV until SIGTERM or Ctrl-C.
 
@@ -61,7 +70,7 @@ def serve(
     from node.bench.kv import run
 
     network = run.Network(host, port, tls, lab)
-    _finish(run.serve(network, nbytes, credentials, model_dir, DType(dtype), _say))
+    _finish(run.serve(network, nbytes, credentials, model_dir, DType(dtype), nixl, _say))
 
 
 @kv.command()
@@ -74,10 +83,10 @@ def serve(
 @click.option("--connections", type=click.IntRange(1, 16), default=4, show_default=True)
 @click.option(
     "--transport",
-    type=click.Choice(["tcp", "shm"]),
+    type=click.Choice(["tcp", "shm", "nixl"]),
     default="tcp",
     show_default=True,
-    help="shm: both processes of one user on one host.",
+    help="shm: both processes of one user on one host; nixl: over TCP, and serve was given --nixl.",
 )
 @click.option("--repeats", type=click.IntRange(1, 1000), default=3, show_default=True, help="After one to warm up.")
 @click.option("--timeout", "within_s", type=click.FloatRange(0.1, 3600), default=300, show_default=True, help="Of one.")

@@ -86,6 +86,7 @@ class KvFetcher:
             dial_ssl=context,
             limits=TransportLimits(connections=connections),
             trusted_network=trusted_network,
+            nixl=transport == "nixl",
         )
 
     async def connect(self, within_s: float) -> LinkReport:

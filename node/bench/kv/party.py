@@ -18,8 +18,10 @@ from kvcache.control import FromNode
 from kvcache.hostpool import HostPool
 from kvcache.layout import KVLayout
 from kvcache.room import PageRoom
-from kvcache.transport import FrameHandler, KvEndpoint, LocalIdentity, TransportLimits
+from kvcache.transport import Carrier, FrameHandler, KvEndpoint, LocalIdentity, TransportLimits
 from kvcache.transport.hostlane import HostCarrier
+from kvcache.transport.nixl_lane import NixlCarrier, agent_name
+from kvcache.transport.ucx import OVER_TCP
 from kvcache.wire import Role
 from node.bench.kv.recording import Recording
 from node.bench.kv.replay import ReplayEngine
@@ -71,7 +73,9 @@ class Party:
         dial_ssl: ssl.SSLContext | None = None,
         limits: TransportLimits | None = None,
         trusted_network: bool = False,
+        nixl: bool = False,
     ) -> None:
+        """With ``nixl`` KV can also go by NIXL over TCP. Raises NixlMissing."""
         self.identity = Identity.fresh(f"bench-{role.name.lower()}-{secrets.token_hex(4)}")
         geometry = subject.geometry
         self.pool = HostPool.create(geometry.page_bytes, subject.pages * transfers_at_once)
@@ -119,9 +123,12 @@ class Party:
             dial_ssl,
             limits,
             trusted_network=trusted_network,
-            carriers=[HostCarrier(self.identity.public_key)],
         )
-        self.endpoint.open_lanes()
+        carriers: list[Carrier] = [HostCarrier(self.identity.public_key)]
+        if nixl:
+            name = agent_name(self.identity.node_id, self.identity.incarnation)
+            carriers.append(NixlCarrier("nixl", name, OVER_TCP))
+        self.endpoint.open_lanes(carriers)
 
     async def close(self) -> None:
         """End every transfer and connection, then give the memory back."""

@@ -36,7 +36,13 @@ class Network:
 
 
 async def serve(
-    network: Network, nbytes: int, credentials: Path, model_dir: Path | None, dtype: DType, say: Say
+    network: Network,
+    nbytes: int,
+    credentials: Path,
+    model_dir: Path | None,
+    dtype: DType,
+    nixl: bool,
+    say: Say,
 ) -> None:
     """Offer KV until SIGTERM or SIGINT.
 
@@ -46,7 +52,7 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     offer = synthetic() if model_dir is None else await captured(model_dir, dtype, say)
-    server = KvServer(offer, nbytes, trusted_network=network.trusted)
+    server = KvServer(offer, nbytes, trusted_network=network.trusted, nixl=nixl)
     try:
         tls, context = _certificates(network.host) if network.tls else (None, None)
         port = await server.listen(network.host, network.port, context)

@@ -34,7 +34,7 @@ TRANSFERS_AT_ONCE = 2
 class KvServer:
     """Offers the longest recorded cache of at most ``nbytes``. Raises ValueError where one token's is larger."""
 
-    def __init__(self, offer: Offer, nbytes: int, *, trusted_network: bool) -> None:
+    def __init__(self, offer: Offer, nbytes: int, *, trusted_network: bool, nixl: bool = False) -> None:
         layout = offer.recording.layout
         self.subject = Subject(layout, offer.fingerprint, tokens_within(layout, nbytes), CHUNK_TOKENS)
         self._source = offer.source
@@ -49,6 +49,7 @@ class KvServer:
             recording=offer.recording,
             frames=lambda serving, asking: _Orders(serving, asking, ticket_key, self.subject.tokens),
             trusted_network=trusted_network,
+            nixl=nixl,
         )
         plan = plan_transfer(layout, 0, self.subject.tokens, CHUNK_TOKENS)
         table = self.subject.geometry.table(0, self.subject.tokens, range(self.subject.pages))
