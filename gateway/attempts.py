@@ -95,6 +95,8 @@ class Attempt:
         self.decode = decode
         self.codec: str | None = None
         """What the KV came by, once it has."""
+        self.exactness: Quality | None = None
+        """What that codec made of it."""
         self._job = job
         self._span = span
         self._quality = quality
@@ -273,7 +275,7 @@ class Attempt:
         self.leg.node.jobs.pop(self.transfer.hex(), None)
         if not self._computed:
             self.leg.node.linger(self.transfer.hex(), self)  # its PrefillDone is still to be learnt from
-        self.codec = done.codec
+        self.codec, self.exactness = done.codec, exactness
         self._figures.update(
             codec=done.codec,
             exactness=exactness.value,

@@ -13,6 +13,7 @@ from gateway.answers import json_answer, needs, operator_of, sees, some_clusters
 from gateway.errors import ApiError
 from gateway.joining.tokens import TOKEN_HOURS, JoinTokens
 from gateway.keys import Principal, Role
+from gateway.kv_audits import KvAudits
 from gateway.registry import Cluster, ClusterState, Dial, Registry
 from gateway.terms import ClusterTerms
 from gateway.views import cluster_view, node_view
@@ -61,12 +62,13 @@ def add_cluster_routes(
     api: FastAPI,
     registry: Registry,
     tokens: JoinTokens,
+    audits: KvAudits,
     body_of: Callable[[Request, type[Any]], Awaitable[Any]],
 ) -> None:
     """Add them to ``api``."""
 
     def seen(one: Cluster) -> dict[str, Any]:
-        return cluster_view(registry, one, asyncio.get_running_loop().time())
+        return cluster_view(registry, audits, one, asyncio.get_running_loop().time())
 
     @api.get("/v1/clusters")
     async def clusters(viewer: Viewer) -> Response:
@@ -116,7 +118,9 @@ def add_cluster_routes(
 
     @api.post("/v1/clusters/{name}/resume", dependencies=[operator_of()])
     async def resume(name: str) -> Response:
-        return json_answer(seen(registry.set_draining(name, False)))
+        resumed = registry.set_draining(name, False)
+        audits.resumed(name)
+        return json_answer(seen(resumed))
 
     @api.post("/v1/clusters/{name}/rotate", dependencies=[operator_of()])
     async def rotate(name: str, request: Request) -> Response:

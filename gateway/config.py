@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from gateway.cors import ORIGIN
 from kvcache.layout import DType
+from scheduler.auditing import AuditValues
 from scheduler.breaker import BreakerValues
 from scheduler.controller.settings import Mode
 from scheduler.values import PolicyValues
@@ -56,6 +57,7 @@ class EngineEvents:
 
 DEFAULT_POLICY = PolicyValues()
 DEFAULT_BREAKER = BreakerValues()
+DEFAULT_AUDIT = AuditValues()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,7 @@ class GatewayConfig:
     drain_s: float = 30.0
     canary_s: float = 30.0
     handover: Path | None = None
+    audit: AuditValues = DEFAULT_AUDIT
     otlp_endpoint: str | None = None
     cors_origins: tuple[str, ...] = ()
 

@@ -23,6 +23,7 @@ from gateway.errors import ApiError
 from gateway.failures import AttemptFailed, kind_of
 from gateway.falling_back import Fallback
 from gateway.gather import gather
+from gateway.kv_audits import Served
 from gateway.kv_lookup import Held
 from gateway.lateness import late_after_s
 from gateway.moving import MOVED
@@ -31,6 +32,7 @@ from gateway.services import Services
 from gateway.traffic import uncached_at_home
 from gateway.turn import Turn, Way
 from kvcache.control import AnswerPart, Delta, Finished
+from kvcache.quality import Quality
 from kvcache.tracing import part
 from scheduler.decision import Decision, Reason
 from scheduler.facts import Facts
@@ -120,12 +122,23 @@ class RequestLife:
             outcome = "finished"
         if self._record.attempts:
             self._record.attempts[-1].close(outcome)
+            if self.finished is not None:
+                self._perhaps_audited(self._record.attempts[-1])
         self._count_moves()
         self._turn.end(self.finished)
         now = self._loop.time()
         if self._trial is not None:
             self._trial.end(self.finished is not None, now)
         self._s.decisions.add(self._record.plain(outcome, self._policy.values, self._turn.waited_s, now))
+
+    def _perhaps_audited(self, attempt: Attempt) -> None:
+        """KV that a remote cluster computed may have to stand a comparison."""
+        leg, facts = attempt.leg, self._p.facts
+        if leg is None or leg.node.join.cluster == self._s.registry.local_cluster:
+            return
+        exact, ids = attempt.exactness is Quality.EXACT, self._p.token_ids
+        place = (leg.node.join.cluster, leg.node.node_id, attempt.decode)
+        self._s.audits.served(Served(*place, ids, facts.tenant, facts.lora, exact))
 
     # ---- ways
 
@@ -246,7 +259,7 @@ class RequestLife:
         self._s.metrics.decisions.labels(kind, decision.reason.value).inc()
         if decision.chosen is None:
             raise refusals.no_way(decision)
-        number, priority = len(self._record.attempts) + 1, self._turn.rank(last)
+        number, priority = len(self._record.attempts) + 1, self._turn.rank(decision, last)
         attempt = self._s.builder.build(self._p, decision.chosen, number, priority, self.deadline - self._loop.time())
         self._record.attempts.append(attempt)
         log.info(

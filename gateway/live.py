@@ -10,6 +10,7 @@ from gateway.config import ConfigError, GatewayConfig
 
 LIVE = frozenset(
     {
+        "audit",
         "breaker",
         "canary_s",
         "drain_s",
@@ -26,6 +27,7 @@ LIVE = frozenset(
 )
 """Fields of the configuration that may change while the gateway runs."""
 _FLAGS = {
+    "audit": "--audit-share",
     "admin_key": "--admin-key-file",
     "ca_dir": "--ca",
     "canary_s": "--canary-interval",

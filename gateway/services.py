@@ -8,6 +8,7 @@ from gateway.affinity import Affinity
 from gateway.building import AttemptBuilder
 from gateway.config import GatewayConfig
 from gateway.decisions import Decisions
+from gateway.kv_audits import KvAudits
 from gateway.kv_lookup import PrefixLookup
 from gateway.live import LiveConfig
 from gateway.metrics import Metrics
@@ -40,6 +41,7 @@ class Services:
     prefixes: PrefixLookup
     affinity: Affinity
     waiting: WaitingRoom
+    audits: KvAudits
     tracer: Tracer = NO_TRACER
 
     @property

@@ -18,6 +18,7 @@ from gateway.executors import OwnNodes
 from gateway.interconnect import Interconnects
 from gateway.joining.door import Door
 from gateway.joining.refusals import Cause, Refusals, TurnedAway
+from gateway.kv_audits import KvAudits
 from gateway.kv_index import KvIndex
 from gateway.metrics import Metrics
 from gateway.registry import Registry
@@ -43,6 +44,7 @@ from kvcache.control import (
     TransferDone,
     Welcome,
 )
+from kvcache.kv_audit import KvAudited
 from kvcache.renewal import RenewCertificate
 from kvcache.replicas import Already, Siblings
 
@@ -65,6 +67,7 @@ class ControlStreams:
         registry: Registry,
         door: Door,
         refusals: Refusals,
+        audits: KvAudits,
         metrics: Metrics,
         own_nodes: OwnNodes,
         ticket_key: Ed25519PrivateKey,
@@ -76,6 +79,7 @@ class ControlStreams:
         self._registry = registry
         self._door = door
         self._refusals = refusals
+        self._audits = audits
         self._metrics = metrics
         self._own_nodes = own_nodes
         self._kv_index = kv_index
@@ -230,6 +234,8 @@ class ControlStreams:
                 self._kv_index.heard(session, message)
             case RoleChanged():
                 self._own_nodes.answered(session, message)
+            case KvAudited():
+                self._audits.answered(session, message)
             case RenewCertificate():
                 session.credentials, answer = self._door.renew(session.credentials, message.request)
                 session.send(answer)

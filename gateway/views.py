@@ -8,16 +8,17 @@ from typing import Any
 import msgspec
 
 from gateway.keys import KeyEntry
+from gateway.kv_audits import KvAudits
 from gateway.kv_index import KvIndex
 from gateway.registry import Cluster, Registry
 from gateway.sessions import NodeSession
 
 
-def cluster_view(registry: Registry, cluster: Cluster, now: float) -> dict[str, Any]:
+def cluster_view(registry: Registry, audits: KvAudits, cluster: Cluster, now: float) -> dict[str, Any]:
     """One cluster with what is known of its nodes and its way here."""
     nodes = registry.nodes(cluster.name)
     state = registry.link(cluster.name)
-    link = state.facts(now)
+    link, audited = state.facts(now), audits.of(cluster.name)
     return {
         "name": cluster.name,
         "local": cluster.local,
@@ -33,6 +34,14 @@ def cluster_view(registry: Registry, cluster: Cluster, now: float) -> dict[str, 
         "ttft_ratio": registry.accuracy(cluster.name).value(now),
         "created": cluster.created,
         "breaker": None if cluster.local else registry.breakers.cluster(cluster.name).state(now).value,
+        "audits": None
+        if cluster.local
+        else {
+            "passed": audited.passed,
+            "failed": audited.failed,
+            "worst": audited.worst,
+            "flagged": audited.flagged,
+        },
         "nodes": len(nodes),
         "accepting": sum(node.accepting for node in nodes),
         "link": {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from kvcache.engine_figures import EngineFigures
+from kvcache.kv_audit import AuditKv, KvAudited
 from kvcache.quality import Quality
 from kvcache.renewal import CertificateIssued, RenewCertificate
 from kvcache.replicas import Already, Leaving, Siblings
@@ -112,6 +113,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     speaks at once, 0 for one that does not say.
     ``max_answers`` is how many answers to one prompt it gives at most, 0 for a node that knows no penalties either.
     ``transports`` are what it can send and receive KV by; a node that names none has TCP.
+    One that ``audits`` understands AuditKv.
     ``topology`` is its machine as ``kvcache.topology`` writes it, b"" where it says nothing; one that cannot be read
     keeps nobody out.
     One with ``siblings`` understands Siblings, Leaving and Already; ``gateways`` are those that it holds a stream to
@@ -140,6 +142,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     gateways: tuple[str, ...] = ()
     max_answers: int = 0
     transports: tuple[str, ...] = ()
+    audits: bool = False
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
@@ -515,6 +518,7 @@ FromNode = (
     | KvEvents
     | RoleChanged
     | RenewCertificate
+    | KvAudited
 )
 Order = (
     PrefillJob
@@ -528,6 +532,7 @@ Order = (
     | ReplayKvEvents
     | ChangeRole
     | CertificateIssued
+    | AuditKv
 )
 """What a gateway may tell a node that has joined to do, or to have."""
 ToNode = Welcome | Refused | Already | Beat | Siblings | Leaving | Order

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 
+from decode_client.auditing import KvAuditor
 from decode_client.client import DecodeClient
 from decode_client.context import ClientContext, ClientLimits
 from engines.process import EngineProcess
@@ -52,6 +53,7 @@ from kvcache.control import (
 )
 from kvcache.hostpool import HostPool
 from kvcache.kept import recomputation
+from kvcache.kv_audit import AuditKv
 from kvcache.layout import GroupKind
 from kvcache.prefix_cache import PrefixCache
 from kvcache.renewal import CertificateIssued
@@ -146,6 +148,7 @@ class Node:
         self._keeper = EngineKeeper(lambda: start_engine(self._pool), self._beat)
         self._serving = PrefillService(self._service_context())
         self._asking = DecodeClient(self._client_context())
+        self._auditor = KvAuditor(self._client_context())
         self._role = NodeRole(
             config.role, self._identity.incarnation, self._settled, self._answer, self._beat, self._noticed
         )
@@ -235,6 +238,7 @@ class Node:
         self._feeds.close()
         await self._serving.close()
         await self._asking.close()
+        await self._auditor.close()
         await self._endpoint.close()
         await self._keeper.close()
         if self._event_socket is not None:
@@ -272,6 +276,7 @@ class Node:
             probes=True,
             kv_events=True,
             converts=True,
+            audits=True,
             role_epoch=self._role.epoch,
             max_running=self._config.max_running,
             topology=encode_report(self._machine),
@@ -346,6 +351,8 @@ class Node:
                 self._feeds.replay(gateway, start_seq)
             case ProbeLink(peer_node=peer, nbytes=nbytes):
                 self._endpoint.probe(peer, nbytes, self._beat)
+            case AuditKv():
+                self._auditor.audit(order, lambda told: self._report(gateway, told))
             case PrefillJob() | SharePrefix() if not self._refusing:
                 self._serving.accept(order, gateway)
                 self._gateways.beat_soon()

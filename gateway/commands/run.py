@@ -15,6 +15,7 @@ from gateway.config import ConfigError, EngineEvents, FallbackPolicy, GatewayCon
 from kvcache.layout import DType
 from kvcache.logs import LogFormat, set_up_logging
 from kvcache.quality import Quality
+from scheduler.auditing import AuditValues
 from scheduler.breaker import BreakerValues
 from scheduler.controller.settings import Mode
 from scheduler.values import PolicyValues
@@ -182,6 +183,13 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     show_default=True,
     help="Seconds after which the first of these is let through.",
 )
+@click.option(
+    "--audit-share",
+    type=Finite(0, 1),
+    default=0.01,
+    show_default=True,
+    help="Of prompts that remote clusters prefill, how many an idle decode node computes again and compares.",
+)
 @click.option("--max-body-mib", type=click.IntRange(1), default=16, show_default=True, help="Largest request body.")
 @click.option(
     "--cors-origin",
@@ -253,6 +261,7 @@ def configure(
     request_timeout: float,
     queue: int,
     queue_timeout: float,
+    audit_share: float,
     max_body_mib: int,
     otlp_endpoint: str | None,
     cors_origins: tuple[str, ...],
@@ -311,6 +320,7 @@ def configure(
         drain_s=drain_timeout,
         canary_s=canary_interval,
         breaker=BreakerValues(breaker_failures, breaker_successes, breaker_open),
+        audit=AuditValues(audit_share),
     )
 
 

@@ -45,6 +45,8 @@ from kvcache.control import (
     TransferDone,
     Welcome,
 )
+from kvcache.kv_audit import AuditKv
+from kvcache.renewal import CertificateIssued
 from kvcache.ticket import verify_ticket
 from kvcache.wire import Role
 
@@ -106,6 +108,7 @@ class FakeNode:
             topology=topology,
             moves=moves,
             max_answers=max_answers,
+            audits=audits,
             transports=transports,
         )
         self.token = token
@@ -173,10 +176,11 @@ class FakeNode:
         return [order for order in self.orders if isinstance(order, kind)]
 
     async def _beat(self) -> None:
-        while True:
-            await asyncio.sleep(0.2)
-            if self.beating:
-                await self.heartbeat()
+        with contextlib.suppress(websockets.ConnectionClosed):
+            while True:
+                await asyncio.sleep(0.2)
+                if self.beating:
+                    await self.heartbeat()
 
     async def _read(self) -> None:
         with contextlib.suppress(websockets.ConnectionClosed):
@@ -231,7 +235,9 @@ class FakeNode:
                 self.join = msgspec.structs.replace(self.join, role=role, role_epoch=order.epoch)
                 cause = "" if self.obeys else "busy"
                 self._spawn(self.send(RoleChanged(order.epoch, role, self.obeys, cause)))
-            case Drain() | ProbeLink() | ReplayKvEvents():
+            case AuditKv():
+                self._check(self.join.audits, "an order that this node does not know")
+            case Drain() | ProbeLink() | ReplayKvEvents() | CertificateIssued():
                 pass
             case Refused():
                 self.refused = order
