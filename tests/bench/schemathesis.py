@@ -15,6 +15,7 @@ import shutil
 import sys
 import tempfile
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -60,17 +61,31 @@ async def run(tool: str, examples: int, seed: int, seconds: int) -> int:
             await asyncio.sleep(0.01)
         url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
         info = ModelInfo("tiny", model.fingerprint.parts(), CONTEXT, 256, VOCAB)
-        nodes = [FakeNode(url, name, role, info) for name, role in (("p", Role.PREFILL), ("d", Role.DECODE))]
-        for node in nodes:
-            await node.start()
+        keeping = asyncio.create_task(_keep_nodes(gateway, url, info))
         try:
             return await _tool(tool, url, key, model_dir, examples, seed, seconds)
         finally:
-            for node in nodes:
-                await node.stop()
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
             server.should_exit = True
             await serving
             gateway.close()
+
+
+async def _keep_nodes(gateway: Gateway, url: str, info: ModelInfo) -> None:
+    """A prefill and a decode node, and new ones for those that some request has sent away."""
+    nodes: dict[str, FakeNode] = {}
+    try:
+        for number in count():
+            for name, role in (("p", Role.PREFILL), ("d", Role.DECODE)):
+                if gateway.registry.node(name) is None:
+                    if name in nodes:
+                        await nodes.pop(name).stop()
+                    nodes[name] = await FakeNode(url, name, role, info, incarnation=f"{name}{number}").start()
+            await asyncio.sleep(0.2)
+    finally:
+        for node in nodes.values():
+            await node.stop()
 
 
 def _with_names(document: dict[str, Any]) -> dict[str, Any]:
@@ -103,7 +118,7 @@ async def _tool(tool: str, url: str, key: str, directory: Path, examples: int, s
     file = directory / "openapi.json"
     file.write_text(json.dumps(_with_names(document)))
     command = [tool, "run", str(file), "--url", url, "--header", f"Authorization: Bearer {key}", *options]
-    process = await asyncio.create_subprocess_exec(*command)
+    process = await asyncio.create_subprocess_exec(*command, cwd=directory)
     try:
         async with asyncio.timeout(seconds + 120):
             return await process.wait()

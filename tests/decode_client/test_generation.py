@@ -149,6 +149,20 @@ async def test_generations_are_bounded(tokenizer):
         assert isinstance(await nodes.decode.ended(first.generation), Finished)
 
 
+async def test_a_job_that_is_ordered_twice_is_done_once(tokenizer):
+    async with pair(tokenizer) as nodes:
+        nodes.decode.engine.voice.clear()
+        order = in_place(nodes.job())
+        for _ in range(3):
+            nodes.decode.asking.accept(order)
+        await nodes.decode.until(lambda: nodes.decode.asking.running)
+        release(nodes)
+        assert isinstance(await nodes.decode.ended(order.generation), Finished)
+        await nodes.idle()
+        assert len(nodes.decode.engine.commands) == 1
+        assert len([m for m in nodes.decode.reports if isinstance(m, Finished)]) == 1
+
+
 async def test_one_transfer_feeds_one_generation(tokenizer):
     async with pair(tokenizer) as nodes:
         nodes.prefill.engine.gate.clear()

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -148,6 +149,38 @@ def test_a_request_is_found_in_every_process_log_by_its_id(stack: RunningStack) 
     assert eventually(lambda: any(line.get("request") == internal for line in lines("local-decode")), 5)
     mine = [line for line in lines("gateway") if line.get("client_id") == answer.headers["x-request-id"]]
     assert any(line.get("request") == internal for line in mine)
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_split_request_counts_and_weighs_tokens_as_one_engine_alone_does(stack: RunningStack, chat: bool) -> None:
+    path, asked = "/v1/completions", stack.body(some_ids(300, seed=21 + chat), 6, logprobs=2)
+    if chat:
+        path, messages = "/v1/chat/completions", [{"role": "user", "content": "a question of some length " * 40}]
+        asked = {"model": stack.model, "messages": messages, "max_tokens": 6, "temperature": 0, "logprobs": True}
+        asked |= {"top_logprobs": 2, "ignore_eos": True}
+    found = []
+    for hint in ("remote", "local"):
+        answer = stack.http.post(path, json=asked, headers={"x-prfaas-route-hint": hint})
+        assert answer.headers["x-prfaas-route"] == {"remote": "remote:east", "local": "local"}[hint]
+        found.append(answer.json())
+    split, whole = found
+    for field in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert split["usage"][field] == whole["usage"][field]
+    assert split["usage"]["completion_tokens"] == 6
+    assert split["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    first, second = (_logprobs(one, chat) for one in found)
+    assert [token for token, _ in first] == [token for token, _ in second]
+    assert [value for _, value in first] == pytest.approx([value for _, value in second], abs=1e-3)
+
+
+def _logprobs(answer: dict[str, Any], chat: bool) -> list[tuple[str, float]]:
+    """Each token of an answer with its log-probability, and behind it the likeliest with theirs."""
+    told = answer["choices"][0]["logprobs"]
+    if chat:
+        entries = [(one, *one["top_logprobs"]) for one in told["content"]]
+        return [(one["token"], one["logprob"]) for entry in entries for one in entry]
+    chosen = zip(told["tokens"], told["token_logprobs"], strict=True)
+    return [*chosen, *((token, value) for top in told["top_logprobs"] for token, value in sorted(top.items()))]
 
 
 def test_several_answers_to_one_prompt_come_from_one_transfer(stack: RunningStack, client: openai.OpenAI) -> None:

@@ -17,6 +17,7 @@ from gateway.errors import ApiError
 from gateway.model import ServedModel
 from gateway.tokenizing import Tokenizing
 from gateway.tokentext import TextOffsets, TokenText
+from tests.gateway.conftest import Open
 
 
 def sentencepiece() -> Tokenizer:
@@ -133,3 +134,29 @@ async def test_more_waiting_texts_than_the_bound_are_refused(model: ServedModel)
         await tokenizing.encode("ab")
     tokenizing.close()
     assert refused.value.status == 503
+
+
+async def test_tokenize_shows_pieces_of_the_vocabulary_and_prompts_as_they_will_be_sent(stage: Open) -> None:
+    one = await stage()
+    vocab = one.gateway._tokenizing.tokenizer
+    messages = [{"role": "user", "content": "hi there"}]
+
+    async def ids(**body: Any) -> list[int]:
+        answer = await one.client.post("/tokenize", json=body)
+        assert answer.status_code == 200, answer.text
+        found: list[int] = answer.json()["tokens"]
+        return found
+
+    asked = {"prompt": "hi there", "return_token_strs": True}
+    told = (await one.client.post("/tokenize", json=asked)).json()
+    assert told["token_strs"] == [vocab.id_to_token(token) for token in told["tokens"]]
+    assert (await one.client.post("/tokenize", json={"prompt": "hi"})).json()["token_strs"] is None
+    plain = await ids(prompt="hi there", add_special_tokens=False)
+    assert await ids(prompt="hi there") == [2, *plain]
+    sent = await ids(messages=messages)
+    bare = await ids(messages=messages, add_generation_prompt=False)
+    assert sent[: len(bare)] == bare
+    assert len(sent) > len(bare)
+    assert await ids(messages=messages, add_special_tokens=False) == sent[1:]
+    refused = await one.client.post("/tokenize", json={"prompt": "a", "add_generation_prompt": True})
+    assert refused.json()["error"]["param"] == "add_generation_prompt"
