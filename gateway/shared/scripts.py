@@ -125,15 +125,19 @@ SLICE = (
 --       concurrency (-1 without), slots wanted, slots in use, whether it is given back (0|1)
 local me, ttl, gateways = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 
-local function share(need, needs, held)
-    if need < 0 then return 0 end
-    local target
-    if needs <= 1 then
-        target = need + (1 - needs) / gateways
-    else
-        target = need / needs
+-- needs holds mine first: what is mine of so much, where all that is left over is divided evenly
+local function fair(needs, most)
+    local sum = 0
+    for _, need in ipairs(needs) do sum = sum + need end
+    local mine = needs[1]
+    if sum <= most then return mine + (most - sum) / gateways end
+    table.sort(needs)
+    local left = most
+    for k, need in ipairs(needs) do
+        local even = left / (#needs - k + 1)
+        if need > even then return math.min(mine, even) end
+        left = left - need
     end
-    return math.max(0, math.min(target, 1 - held))
 end
 
 local answers = {}
@@ -141,7 +145,7 @@ for i = 1, #KEYS do
     local at = 4 + (i - 1) * 6
     local requests, tokens = tonumber(ARGV[at]), tonumber(ARGV[at + 1])
     local most, wanted, running = tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4])
-    local needs, held = {math.max(0, requests), math.max(0, tokens), wanted}, {0, 0, 0}
+    local needs, held = {{math.max(0, requests)}, {math.max(0, tokens)}, {wanted}}, {0, 0, 0}
     local all = redis.call('HGETALL', KEYS[i])
     for j = 1, #all, 2 do
         local word = cmsgpack.unpack(all[j + 1])
@@ -150,7 +154,7 @@ for i = 1, #KEYS do
         elseif all[j] ~= me then
             for k = 1, 3 do
                 held[k] = held[k] + word[1 + k]
-                needs[k] = needs[k] + word[4 + k]
+                table.insert(needs[k], word[4 + k])
             end
         end
     end
@@ -158,16 +162,11 @@ for i = 1, #KEYS do
         redis.call('HDEL', KEYS[i], me)
         answers[i] = {'0', '0', 0}
     else
-        local mine = {share(requests, needs[1], held[1]), share(tokens, needs[2], held[2]), 0}
-        if most >= 0 then
-            local target
-            if needs[3] <= most then
-                target = wanted + math.ceil((most - needs[3]) / gateways)
-            else
-                target = math.ceil(most * wanted / needs[3])
-            end
-            mine[3] = math.max(0, math.min(target, most - held[3]))
+        local mine = {0, 0, 0}
+        for k, asked in ipairs({requests, tokens}) do
+            if asked >= 0 then mine[k] = math.max(0, math.min(fair(needs[k], 1), 1 - held[k])) end
         end
+        if most >= 0 then mine[3] = math.max(0, math.min(math.ceil(fair(needs[3], most)), most - held[3])) end
         local word = {now + ttl, mine[1], mine[2], math.max(mine[3], running),
                       math.max(0, requests), math.max(0, tokens), wanted}
         redis.call('HSET', KEYS[i], me, cmsgpack.pack(word))
@@ -180,6 +179,7 @@ return answers
 )
 """Divides limits among those who ask, so that all slices of one limit are never more than it.
 
-Who needs little gets that and a part of the rest; where all need more than there is, each gets in proportion. A slice
-grows only as far as others have given theirs back, and slots in use count until they are free.
+Who needs little gets that, and what nobody needs is divided evenly; where there is too little, those who need more than
+an even part have as much as each other. A slice grows only as far as others have given theirs back, and slots in use
+count until they are free.
 """

@@ -33,14 +33,17 @@ QUIET_S = 5.0
 TTL_S = 3.0
 """How long slices of a gateway that says nothing are left to it."""
 LAPSE_S = 2.5
-DEMAND_S = 1.0
-"""Over about so long what is asked is averaged."""
+RATE_S = 4.0
+"""Over about so long what is asked of a rate is averaged: what comes in bursts must not move slices to and fro."""
+SLOTS_S = 0.5
+"""How long slots that were in use are still counted as needed."""
 AT_ONCE = 64
 
 
 @dataclass(slots=True)
 class _Lease:
     usage: Usage
+    since: float
     looked_at: float
     asked_at: float
     leased: bool = False
@@ -74,7 +77,7 @@ class Slices:
         for holder, usage in holders:
             lease = self._leases.get(holder)
             if lease is None or lease.usage is not usage:
-                lease = self._leases[holder] = _Lease(usage, now, float("-inf"))
+                lease = self._leases[holder] = _Lease(usage, now, now, float("-inf"))
                 usage.lease(self.even(usage), now)
             lease.looked_at = now
             if self._link.up and (not lease.leased or usage.exhausted(now)):
@@ -145,7 +148,7 @@ class Slices:
         limits, asked = lease.usage.limits, lease.usage.demand()
         passed = 0.0 if lease.asked_at == float("-inf") else now - lease.asked_at
         lease.asked_at = now
-        keep = exp(-passed / DEMAND_S)
+        keep = exp(-passed / min(RATE_S, max(TICK_S, now - lease.since)))
 
         def share(before: float, count: float, a_minute: int | None) -> float:
             if a_minute is None:
@@ -156,7 +159,7 @@ class Slices:
         lease.requests = share(lease.requests, asked.requests, limits.requests_per_minute)
         lease.tokens = share(lease.tokens, asked.tokens, limits.tokens_per_minute)
         most = limits.concurrency
-        lease.slots = 0.0 if most is None else min(float(most), max(asked.slots, lease.slots * keep))
+        lease.slots = 0.0 if most is None else min(float(most), max(asked.slots, lease.slots * exp(-passed / SLOTS_S)))
         running = 0 if most is None else lease.usage.running
         return lease.requests, lease.tokens, -1 if most is None else most, max(running, round(lease.slots)), running
 
