@@ -49,8 +49,6 @@ class Export:
             start, end = self._exported.get(key, self._first), min(end, stop)
         else:
             start, end = group.first_token(stop), stop if end >= stop else 0
-            if self._exported.get(key) == stop:
-                return
         if start < end:
             if place.shard.exports:
                 copy_out(layer, ids[place.blocks], self._table, self._memory, start, end)

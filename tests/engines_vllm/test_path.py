@@ -275,6 +275,19 @@ def await_mid_transfer(bed: Bed, pending: Future[httpx.Response]) -> None:
     assert not pending.done(), pending.result().text
 
 
+def check_remote_again(bed: Bed, tenant: str) -> None:
+    """The remote way is taken again, if not by the first request after the failure."""
+    records = []
+    for attempt in range(6):
+        again = bed.ask(bed.ids[300 + attempt : 900 + attempt], tenant, "remote")
+        assert said(again)
+        if again.headers["x-prfaas-route"] == "remote:east":
+            return
+        records.append(bed.stack.record(again))
+        time.sleep(10)
+    raise AssertionError(records)
+
+
 def test_a_link_that_is_cut_in_mid_transfer_falls_back_and_keeps_nothing(bed: Bed) -> None:
     prompt = bed.ids[100:4100]
     with ThreadPoolExecutor(1) as sender:
@@ -312,9 +325,7 @@ def test_a_producer_that_is_killed_in_mid_transfer_is_noticed_and_comes_back(bed
     alone = said(bed.ask(prompt, "killed-alone", "local"))
     check_contract_c(alone, split, noise(alone, split))
     bed.settle()
-    again = bed.ask(bed.ids[300:1300], "killed", "remote")
-    assert said(again)
-    assert again.headers["x-prfaas-route"] == "remote:east"
+    check_remote_again(bed, "killed")
 
 
 def test_a_consumer_that_is_killed_ends_its_requests_soon_and_comes_back(bed: Bed) -> None:
@@ -330,9 +341,7 @@ def test_a_consumer_that_is_killed_ends_its_requests_soon_and_comes_back(bed: Be
     assert time.monotonic() - struck < 60
     assert eventually(lambda: not alive(victim), 10)
     bed.settle()
-    again = bed.ask(bed.ids[400:1400], "consumer", "remote")
-    assert said(again)
-    assert again.headers["x-prfaas-route"] == "remote:east"
+    check_remote_again(bed, "consumer")
 
 
 def test_nothing_is_left_when_all_has_ended(bed: Bed) -> None:
