@@ -70,6 +70,8 @@ def test_committed_kv_equals_that_of_one_engine(bench: Bench, length: int, hint:
     assert attempt["cluster"] == ("east" if hint == "remote" else "local")
     assert attempt["range"] == [0, length - 1]
     assert attempt["kv_digest"] == bench.digest(prompt, attempt["chunk_tokens"]).hex()
+    assert set(attempt["transports_ordered"]) == ({"tcp"} if hint == "remote" else {"shm", "tcp"})
+    assert attempt["transport"] == attempt["transports_ordered"][0]
 
 
 def test_nothing_is_held_afterwards(bench: Bench) -> None:
