@@ -2,7 +2,8 @@
 
 ``python -m tests.bench.vllm_side_by_side --model DIR --vllm PYTHON --nixl DIR`` prints one JSON line for each length
 and system. ``PYTHON`` is that of a venv with vLLM, the directory of ``--nixl`` holds the nixl packages (``pip install
---no-deps --target DIR nixl nixl-cu12``). Each system runs alone, in fresh servers, with the same sizes and limits.
+--no-deps --target DIR nixl nixl-cu12``). Each system runs alone, in fresh servers, with the same sizes and limits, over
+the loopback or with ``--wan`` with 1 Gbps and a round trip of 30 ms between its two servers.
 
 ``ttft_s`` is the client's, streaming, medians of the repeats; ``tail_s`` is what of it comes after the prefill server
 has computed the prompt: transfer, load and the decode server's first step. ``local_s`` is the time to first token of
@@ -31,8 +32,11 @@ from tokenizers import Tokenizer
 
 from deploy.demo import long_prompt
 from deploy.stack import free_port
+from engines.vllm.process import session
 from tests.engines_vllm.harness import ARGUMENTS, CHUNK, node_options
 from tests.stacks import RunningStack, node, running_stack
+from tests.wan.link import Wan, wide_area
+from tests.wan.stack import wan_stack
 
 READY_S = 500.0
 REQUEST_S = 200.0
@@ -87,8 +91,13 @@ def _hint(where: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def ours(model: Path, python: Path, logs: Path) -> Iterator[Ours]:
+def ours(model: Path, python: Path, logs: Path, wan: Wan | None) -> Iterator[Ours]:
     options = node_options(python)
+    if wan is not None:
+        far: dict[str, Any] = {"dtype": "bfloat16", "pool_mib": 512, "ready_s": READY_S, "threshold": 1}
+        with wan_stack(wan, model, logs, options=options, **far) as stack:
+            yield Ours(stack)
+        return
     nodes = (node("east-prefill", "east", "prefill", *options), node("local-decode", "local", "decode", *options))
     settings: dict[str, Any] = {"dtype": "bfloat16", "pool_mib": 512, "nodes": nodes, "ready_s": READY_S}
     with running_stack(model, logs, threshold=1, **settings) as stack:
@@ -131,22 +140,29 @@ class Nixl:
 
 
 @contextlib.contextmanager
-def nixl(model: Path, python: Path, packages: Path, logs: Path) -> Iterator[Nixl]:
-    """Its agents' progress threads poll a processor each (UCX over tcp); that is switched off, as an operator would."""
-    ports = [free_port(), free_port()]
+def nixl(model: Path, python: Path, packages: Path, logs: Path, wan: Wan | None) -> Iterator[Nixl]:
+    """As vLLM starts it, but for one thing: it pins both servers to one processor, and here each may use all.
+
+    With UCX over tcp the progress thread of each agent polls a processor; where those are few, measure it with
+    ``enable_prog_thread`` False in ``nixl_cu12/_api.py``, for vLLM has no option for that.
+    """
+    ends = [("127.0.0.1", None)] * 2 if wan is None else [(wan.near.address, wan.near), (wan.far.address, wan.far)]
     with contextlib.ExitStack() as stack:
-        clients = []
-        for port, role in zip(ports, ("kv_producer", "kv_consumer"), strict=True):
+        if wan is not None:
+            stack.enter_context(wan.far.entered())
+        clients, servers, processors = [], [], os.sched_getaffinity(0)
+        for (host, end), role in zip(ends, ("kv_producer", "kv_consumer"), strict=True):
+            port = free_port()
             config = {"kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu"}
             command = [
                 *(str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port)),
-                *("--host", "127.0.0.1", "--dtype", "bfloat16", "--max-num-batched-tokens", str(CHUNK)),
+                *("--host", host, "--dtype", "bfloat16", "--max-num-batched-tokens", str(CHUNK)),
                 *("--max-num-seqs", "8", "--kv-transfer-config", json.dumps(config), *ARGUMENTS),
             ]
             environment = os.environ | {
                 "PYTHONPATH": str(packages),
                 "UCX_TLS": "tcp",
-                "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+                "VLLM_NIXL_SIDE_CHANNEL_HOST": host,
                 "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
                 "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
                 "TORCHDYNAMO_DISABLE": "1",
@@ -154,12 +170,17 @@ def nixl(model: Path, python: Path, packages: Path, logs: Path) -> Iterator[Nixl
                 "HF_HUB_OFFLINE": "1",
             }
             log = stack.enter_context((logs / f"nixl-{role}.log").open("wb"))
-            server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+            with contextlib.nullcontext() if end is None else end.entered():
+                server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+            servers.append(server)
             stack.callback(_kill, server)
-            clients.append(httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=REQUEST_S))
+            clients.append(httpx.Client(base_url=f"http://{host}:{port}", timeout=REQUEST_S))
             stack.callback(clients[-1].close)
         for client in clients:
             _await(client)
+        for server in servers:
+            for pid in session(server.pid):
+                os.sched_setaffinity(pid, processors)
         yield Nixl(model, *clients)
 
 
@@ -212,14 +233,18 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--nixl", type=Path, help="leave it out to measure only this project")
     parser.add_argument("--lengths", type=int, nargs="+", default=[513, 2000, 3000, 8000])
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--wan", action="store_true", help="needs network namespaces and TUN devices")
+    parser.add_argument("--only", choices=["prfaas", "nixl"])
     said = parser.parse_args(arguments)
     ids = Tokenizer.from_file(str(said.model / "tokenizer.json")).encode(long_prompt(max(said.lengths) + 400)).ids
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
         logs = Path(directory)
-        with ours(said.model, said.vllm, logs) as system:
-            measure(system, ids, said.lengths, said.repeats)
-        if said.nixl is not None:
-            with nixl(said.model, said.vllm, said.nixl, logs) as other:
+        wan = stack.enter_context(wide_area()) if said.wan else None
+        if said.only != "nixl":
+            with ours(said.model, said.vllm, logs, wan) as system:
+                measure(system, ids, said.lengths, said.repeats)
+        if said.only != "prfaas" and said.nixl is not None:
+            with nixl(said.model, said.vllm, said.nixl, logs, wan) as other:
                 measure(other, ids, said.lengths, said.repeats)
 
 

@@ -10,6 +10,7 @@ import io
 import socket
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +48,20 @@ class WanStack(Stack):
 
 @contextlib.contextmanager
 def wan_stack(
-    wan: Wan, model_dir: Path, log_dir: Path, gateway: str = GATEWAY, local_prefill: bool = False, **settings: Any
+    wan: Wan,
+    model_dir: Path,
+    log_dir: Path,
+    gateway: str = GATEWAY,
+    local_prefill: bool = False,
+    options: Sequence[str] = (),
+    **settings: Any,
 ) -> Iterator[RunningStack]:
-    """A gateway (the command ``gateway``) and a decode node at the far end, and ``REMOTE``.
+    """A gateway (the command ``gateway``) and a decode node at the far end, and ``REMOTE``; all nodes have ``options``.
 
     With ``local_prefill`` there is a prefill node at the far end too. The calling thread is at the far end meanwhile.
     """
     log_dir.mkdir(parents=True, exist_ok=True)
-    nodes = _nodes(wan, log_dir, local_prefill)
+    nodes = tuple(replace(each, options=(*each.options, *options)) for each in _nodes(wan, log_dir, local_prefill))
     spec = StackSpec(model_dir=model_dir, model_name=model_dir.name, log_dir=log_dir, nodes=nodes, **settings)
     with wan.far.entered():
         stack = WanStack(spec, Progress(Console(file=io.StringIO())), wan, gateway)
