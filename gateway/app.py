@@ -97,8 +97,8 @@ class Gateway:
         self.live = LiveConfig(config)
         self.reloading: Reloading | None = None
         self.state = state
-        self.url = ""
-        """Where nodes reach this gateway; told by whoever binds it."""
+        self.url = config.advertise or ""
+        """Where nodes reach this gateway; whoever binds it tells, where no operator did."""
         self.shared = self._sharing(config)
         self._tracer = _tracer(config)
         self._cors = Cors(config.cors_origins)

@@ -47,6 +47,7 @@ from kvcache.control import (
 )
 from kvcache.kv_audit import AuditKv
 from kvcache.renewal import CertificateIssued
+from kvcache.replicas import Siblings
 from kvcache.ticket import verify_ticket
 from kvcache.wire import Role
 
@@ -237,7 +238,7 @@ class FakeNode:
                 self._spawn(self.send(RoleChanged(order.epoch, role, self.obeys, cause)))
             case AuditKv():
                 self._check(self.join.audits, "an order that this node does not know")
-            case Drain() | ProbeLink() | ReplayKvEvents() | CertificateIssued():
+            case Drain() | ProbeLink() | ReplayKvEvents() | CertificateIssued() | Siblings():
                 pass
             case Refused():
                 self.refused = order

@@ -86,7 +86,7 @@ async def test_each_gateway_has_a_key_of_its_own_and_hears_of_its_own_jobs_alone
 
 
 async def test_a_gateway_that_goes_takes_its_own_jobs_with_it_and_no_others(tokenizer):
-    async with pair(tokenizer, chunk_s=0.05) as nodes:
+    async with pair(tokenizer) as nodes:
         serving, heard = nodes.prefill.serving, {"a": [], "b": []}
         for name in heard:
             serving.trust(nodes.gateway_key.public_key().public_bytes_raw(), name, heard[name].append)

@@ -1,0 +1,197 @@
+"""Two whole gateways on one real Redis: what is said to one holds on the other, and without Redis both go on."""
+
+import asyncio
+import time
+
+import msgspec
+import pytest
+import websockets
+
+from gateway.history import ConversionRecord, Phase
+from gateway.keys import Role as KeyRole
+from gateway.shared import together
+from gateway.shared.settings import parse_redis
+from gateway.terms import KeyLimits
+from kvcache import control
+from kvcache.control import ChangeRole
+from kvcache.replicas import Already, Siblings
+from kvcache.wire import Role
+from tests.gateway.fakes import FakeNode, never
+
+
+@pytest.fixture
+async def both(stage, redis, monkeypatch):
+    """Two gateways that have heard of each other; the first leads."""
+    monkeypatch.setattr(together, "BEAT_S", 0.05)
+    found = []
+    for name in ("a", "b"):
+        found.append(await stage(redis=parse_redis(redis.url), advertise=f"http://127.0.0.1:1/{name}"))
+        await found[-1].until(lambda: len(found[-1].gateway.shared._roster.replicas) == len(found))
+    first, second = found
+    await first.until(lambda: first.gateway.shared.gateways == 2)
+    _, root = first.gateway.keys.create("root", KeyRole.ADMIN)
+    for one in found:
+        one.client.headers["Authorization"] = f"Bearer {root}"
+    first.gateway.shared._rows._era = None  # as one that brings a key along in its file
+    await second.until(lambda: len(second.gateway.keys))
+    return first, second
+
+
+async def node_of_both(first, second, name, role, kv=None, **options):
+    """A node with a stream to each, as ours hold them; a fake one is a process for each gateway."""
+    nodes = []
+    for one in (first, second):
+        node = FakeNode(one.url, name, role, one.info, kv=role is Role.PREFILL if kv is None else kv, **options)
+        node.join = msgspec.structs.replace(node.join, siblings=True)
+        one.nodes.append(await node.start())
+        nodes.append(node)
+    return nodes
+
+
+async def served(one, key=None, **body):
+    headers = {"Authorization": f"Bearer {key}"} if key else None
+    return await one.complete(headers=headers, **body)
+
+
+async def test_a_request_to_one_is_explained_and_listed_by_the_other(both):
+    first, second = both
+    await node_of_both(first, second, "d", Role.DECODE)
+    answer = await served(first)
+    assert answer.status_code == 200, answer.text
+    name = answer.headers["x-request-id"]
+
+    for _ in range(100):
+        if (await second.client.get(f"/v1/decisions/{name}")).status_code == 200:
+            break
+        await asyncio.sleep(0.05)
+    listed = (await second.client.get("/v1/decisions")).json()["decisions"]
+    assert [record["request_id"] for record in listed] == [name]
+
+
+async def test_operators_find_the_same_on_both_and_a_change_is_an_answer_late_at_most(both):
+    first, second = both
+    made = await first.client.post("/v1/clusters", json={"name": "east", "dial": "in", "operator": "ops"})
+    assert made.status_code == 201, made.text
+    await second.until(lambda: any(c.name == "east" for c in second.gateway.registry.clusters))
+    again = await second.client.post("/v1/clusters", json={"name": "east", "dial": "in", "operator": "ops"})
+    assert again.status_code == 409
+    put = await second.client.put("/v1/tenants/blue", json={"weight": 3.0})
+    assert put.status_code == 200
+    await first.until(lambda: "blue" in str(first.gateway.state.rows("tenants")))
+    status = (await second.client.get("/v1/status")).json()["shared"]
+    assert [one["leads"] for one in sorted(status["gateways"], key=lambda one: one["url"])] == [True, False]
+
+
+async def test_a_removed_cluster_is_removed_everywhere_and_its_nodes_are_dismissed(both):
+    first, second = both
+    await first.client.post("/v1/clusters", json={"name": "east", "dial": "in", "operator": "ops"})
+    await second.until(lambda: any(c.name == "east" for c in second.gateway.registry.clusters))
+    nodes = await node_of_both(first, second, "p", Role.PREFILL, cluster="east")
+    gone = await first.client.delete("/v1/clusters/east")
+    assert gone.status_code == 200, gone.text
+    await second.until(lambda: all(node.refused is not None for node in nodes))
+
+
+async def test_limits_of_a_key_hold_over_both(both):
+    first, second = both
+    await node_of_both(first, second, "d", Role.DECODE, on_generate=never)
+    async with first.gateway.shared.writing():
+        _, key = first.gateway.keys.create("c", KeyRole.CLIENT, limits=KeyLimits(concurrency=3))
+    await second.until(lambda: second.gateway.keys.find(key))
+    waiting = [asyncio.create_task(served(one, key)) for one in (first, second) for _ in range(4)]
+    done, pending = await asyncio.wait(waiting, timeout=1.0)
+    assert len(pending) == 3
+    assert {task.result().status_code for task in done} == {429}
+    for task in pending:
+        task.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)
+
+
+async def test_nodes_are_told_of_the_other_gateway_and_who_comes_twice_is_told_so(both):
+    first, second = both
+    (node, _) = await node_of_both(first, second, "d", Role.DECODE)
+    await first.until(lambda: node.jobs(Siblings))
+    assert node.jobs(Siblings)[-1].urls == ("http://127.0.0.1:1/b",)
+    twice = FakeNode(first.url, "d", Role.DECODE, first.info, kv=False)
+    known = (node.welcome.gateway,)
+    twice.join = msgspec.structs.replace(node.join, gateways=known)
+    async with websockets.connect(twice.url) as stream:
+        await stream.send(control.encode(twice.join))
+        assert control.decode_to_node(await stream.recv()) == Already(node.welcome.gateway)
+    assert first.gateway.registry.node("d") is not None
+    assert (await served(first)).status_code == 200
+
+
+async def test_only_the_leader_converts_and_the_other_gives_the_node_no_work_meanwhile(both):
+    first, second = both
+    decoders = await node_of_both(first, second, "d", Role.DECODE, kv=True, on_generate=never)
+    held = asyncio.create_task(served(first))
+    await first.until(lambda: first.gateway.registry.node("d").jobs)
+    await node_of_both(first, second, "spare", Role.DECODE, kv=True)
+    refused = await second.client.post("/v1/nodes/d/role", json={"role": "prefill"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "not_leader")
+    assert "http://127.0.0.1:1/a" in refused.json()["error"]["message"]
+    begun = await first.client.post("/v1/nodes/d/role", json={"role": "prefill"})
+    assert begun.status_code == 202, begun.text
+    await second.until(lambda: second.gateway.registry.node("d").becoming is Role.PREFILL)
+    assert not second.gateway.registry.node("d").accepting
+    assert not [o for node in decoders for o in node.orders if isinstance(o, ChangeRole)]
+    listed = (await second.client.get("/v1/conversions")).json()["conversions"]
+    assert [one["node_id"] for one in listed] == ["d"]
+    held.cancel()
+    await asyncio.gather(held, return_exceptions=True)
+
+
+async def test_the_other_leads_when_the_leader_goes_and_ends_what_it_left(both):
+    first, second = both
+    history = first.gateway.rebalancing.history
+    history.begin(ConversionRecord(0, "d", "decode", "prefill", 1, time.time(), Phase.DRAINING, "", "x"))
+    await second.until(lambda: second.gateway.rebalancing.history.conversions())
+    await first.gateway.shared.stop()
+    await second.until(lambda: second.gateway.shared.leadership.leads)
+    await second.until(lambda: second.gateway.rebalancing.history.conversions()[0].phase is Phase.INTERRUPTED)
+
+
+async def test_without_redis_requests_are_served_and_changes_refused_and_it_comes_back(both, redis):
+    first, second = both
+    await node_of_both(first, second, "d", Role.DECODE)
+    redis.kill()
+    try:
+        await first.until(lambda: first.gateway.shared.trouble and second.gateway.shared.trouble)
+        for one in both:
+            assert (await served(one)).status_code == 200
+            ready = await one.client.get("/ready")
+            assert ready.status_code == 200
+            assert "Redis at redis://127.0.0.1" in ready.json()["degraded"]
+            assert "prfaas_redis_up 0.0" in (await one.client.get("/metrics")).text
+        refused = await first.client.post("/v1/keys", json={"role": "client"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "redis_unavailable")
+        assert "retry-after" in refused.headers
+        assert len(first.gateway.keys) == 1
+    finally:
+        redis.restart()
+    await first.until(lambda: not first.gateway.shared.trouble and not second.gateway.shared.trouble, 10.0)
+    made = await second.client.post("/v1/keys", json={"role": "client"})
+    assert made.status_code == 201, made.text
+    await first.until(lambda: len(first.gateway.keys) == 2)
+
+
+async def test_a_stalled_redis_holds_up_nobody(both, redis):
+    first, second = both
+    await node_of_both(first, second, "d", Role.DECODE)
+    async with first.gateway.shared.writing():
+        _, key = first.gateway.keys.create("c", KeyRole.CLIENT, limits=KeyLimits(requests_per_minute=6000))
+    redis.stall()
+    try:
+        slowest, answers = 0.0, []
+        for _ in range(40):
+            began = time.monotonic()
+            answers.append((await served(first, key)).status_code)
+            slowest = max(slowest, time.monotonic() - began)
+            await asyncio.sleep(0.05)
+        assert set(answers) == {200}
+        assert slowest < 0.5
+    finally:
+        redis.go_on()
+
+
