@@ -35,7 +35,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._idle_bytes = 0
         self._head_due: asyncio.TimerHandle | None = None
         self._linger: asyncio.TimerHandle | None = None
-        self._relay: Relay | None = getattr(self.app, "relay", None)
+        self._relay: Relay | None = getattr(self.config.app, "relay", None)
         self._relaying: Caller | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
