@@ -20,7 +20,12 @@ def late_after_s(decision: Decision) -> float | None:
         if unmoved is None:
             return None
         predicted = max(predicted, patience_s(chosen.move) + unmoved)
-    return max(2 * predicted, predicted + 2.0)
+    return beyond_s(predicted)
+
+
+def beyond_s(predicted_s: float) -> float:
+    """Seconds after which what was predicted to take so long is late."""
+    return max(2 * predicted_s, predicted_s + 2.0)
 
 
 def _without_move(decision: Decision, chosen: Option) -> float | None:

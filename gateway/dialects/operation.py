@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, Protocol, TypeVar
 
 from gateway.dialects.leg import LegFailed, broken, error_status, read_json, send
@@ -26,6 +28,8 @@ LEASE_SHARE = 0.8
 AFTERWARDS_S = 1.0
 """How long a prefill engine's words are waited for once the answer is there without them."""
 LETTING_GO_S = 2.0
+ASK_AGAIN_S = 0.01
+"""Before something counts as late it is looked whether it still does."""
 NOTHING = Handoff()
 
 
@@ -174,10 +178,17 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Until:
-    """By the event loop's clock: when prefill must have answered and a stream have begun, and when all must be over."""
+    """By the event loop's clock: when prefill must have answered and a stream have begun, and when all must be over.
 
-    begun: float
+    ``begun`` is asked again when it is reached: an engine that was given more meanwhile may take longer.
+    """
+
+    begun: Callable[[], float]
     over: float
+
+    def late(self) -> float:
+        """When it is too late to begin, as far as can be said now."""
+        return min(self.begun(), self.over)
 
 
 class TwoLegs:
@@ -204,7 +215,7 @@ class TwoLegs:
         self._pool = pool
         self._errands = errands
         self._dialect = dialect
-        self._prefill_by = min(until.begun, until.over)
+        self._until = until
         self._deadline = until.over
         self._heard = heard
         self._loop = asyncio.get_running_loop()
@@ -267,7 +278,7 @@ class TwoLegs:
     async def _prefill(self) -> Handoff:
         ask, pair = self._dialect.prefill(self.pair), self.pair
         try:
-            async with asyncio.timeout_at(self._prefill_by):
+            async with patience(self._until.late):
                 left = self._deadline - self._loop.time()
                 response = await send(self._pool, "prefill", pair.prefill, ask, pair.request_id, left)
                 answer = await read_json(response, "prefill")
@@ -284,19 +295,14 @@ class TwoLegs:
     async def _decode(self) -> Spoken:
         """Ask, and read the beginning. KV that lies at prefill under a lease is only gone on with while it is sure."""
         ask, pair = self._dialect.decode(self.pair, self._handoff), self.pair
-        begin_by, cause = self._deadline, "deadline"
-        if self._streams:
-            begin_by, cause = self._prefill_by, "late"
-        engine = pair.prefill.engine
+        engine, ends = pair.prefill.engine, inf
         if engine.dialect.has_lease and self.prefilled_at is not None:
             ends = self.prefilled_at + LEASE_SHARE * engine.lease_s
             if self._loop.time() >= ends:
                 raise LegFailed("decode", "lease_expired", Failure.LATE, faulty=False)
-            if self._streams and ends < begin_by:
-                begin_by, cause = ends, "lease_expired"
         spoken: Spoken | None = None
         try:
-            async with asyncio.timeout_at(begin_by):
+            async with patience(lambda: min(self._until.late(), ends) if self._streams else self._deadline):
                 left = self._deadline - self._loop.time()
                 response = await send(self._pool, "decode", pair.decode, ask, pair.request_id, left)
                 spoken = Spoken(response, self._streams)
@@ -304,11 +310,36 @@ class TwoLegs:
                 return spoken
         except TimeoutError:
             _close(spoken)
-            raise LegFailed("decode", cause, Failure.LATE, faulty=cause != "lease_expired") from None
+            stale = self._loop.time() >= ends
+            raise LegFailed("decode", "lease_expired" if stale else "late", Failure.LATE, faulty=not stale) from None
         except BaseException as error:
             self._unreached = isinstance(error, LegFailed) and error.kind is Failure.NOT_SENT
             _close(spoken)
             raise
+
+
+@asynccontextmanager
+async def patience(ends: Callable[[], float]) -> AsyncIterator[None]:
+    """Raise TimeoutError once it is as late as ``ends`` says, which is asked again by then."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout_at(ends()) as limit:
+        timer: asyncio.TimerHandle
+
+        def arm() -> None:
+            nonlocal timer
+            timer = loop.call_at((limit.when() or 0.0) - ASK_AGAIN_S, look)
+
+        def look() -> None:
+            later = ends()
+            if later > (limit.when() or 0.0):
+                limit.reschedule(later)
+                arm()
+
+        arm()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
 
 def _watched(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

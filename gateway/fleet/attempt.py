@@ -14,6 +14,7 @@ from gateway.dialects.protocol import Ask, Dialect, Handoff, Pair, Side
 from gateway.fleet.config import EngineRole
 from gateway.fleet.engine import Engine, Use
 from gateway.fleet.fleet import Fleet
+from gateway.lateness import beyond_s
 from gateway.upstream.pool import Pool
 from kvcache.quality import Quality
 from scheduler.decision import Option
@@ -64,6 +65,9 @@ class SplitAttempt:
         self._outcome: tuple[str, LegFailed | None] = ("running", None)
         self._closed = False
         self._figures: dict[str, Any] = {}
+        # what it has still to do is more, too
+        busy = self._prefill
+        self._given_before = 0 if busy is None else busy.given_tokens - busy.prefilling_tokens
         self._link = None if self._prefill is None else calls.fleet.link(self._prefill.config.cluster)
         tokens = max(1, order.option.compute_increment)
         for at, part in enumerate(order.parts):
@@ -159,9 +163,17 @@ class SplitAttempt:
         engine = prefill.engine
         there = Side(engine.config, prefill.rank, engine.engine_ids.get(prefill.rank or 0, ""))
         pair = Pair(name, order.path, part.body, there, here, order.rooms[at])
-        until = Until(order.late_at, order.deadline)
+        until = Until(partial(self._late_at, engine), order.deadline)
         heard = partial(self._prefilled, prefill)
         self.legs.append(TwoLegs(pool, self._calls.errands, dialect, pair, until, heard, self._stand_in()))
+
+    def _late_at(self, engine: Engine) -> float:
+        """Engines compute several prompts at once: one that was given more since may take the longer for this one."""
+        curve = engine.speed.curve
+        if curve is None or self._order.late_at >= self._order.deadline:
+            return self._order.late_at
+        work_s = curve.seconds(0, engine.given_tokens - self._given_before)
+        return max(self._order.late_at, self.began + beyond_s(work_s))
 
     def _stand_in(self) -> Side | None:
         """Another decode engine that is well."""

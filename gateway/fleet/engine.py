@@ -24,6 +24,8 @@ class Engine:
         """It is in the file no more: it finishes what it has."""
         self.engine_ids: dict[int, str] = {}
         """What the KV of each data-parallel rank is announced under, where a bootstrap server tells."""
+        self.given_tokens = 0
+        """Of all prompts that it was ever given to compute."""
         self.used = 0
         """How often it was given something."""
         self._ranks = [0] * config.ranks
@@ -63,6 +65,7 @@ class Engine:
             self._overlaps += bool(self._prefills)
             self._prefills += 1
             self.prefilling_tokens += prefill_tokens
+            self.given_tokens += prefill_tokens
         return Use(self, self.breaker.begin(now), rank, prefill_tokens, self._overlaps, self._prefills == 1)
 
     def _computed(self, tokens: int) -> None:

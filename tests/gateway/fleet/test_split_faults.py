@@ -273,3 +273,20 @@ async def leaves(one: Pairs, when: Any) -> None:
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
     await one.settled()
+
+
+async def test_an_engine_that_was_given_more_meanwhile_may_take_longer(pairs: Pair) -> None:
+    one = await pairs("vllm-nixl-pull")
+    fleet = one.stage.gateway.fleet
+    for name, seconds in (("p0", 0.5), ("d1", 50.0)):
+        engine = fleet.engine(name)
+        assert engine is not None
+        engine.speed.observe(0, 60, seconds)
+    fleet.link("east").observe(1 << 20, 0.01, 0.01, asyncio.get_running_loop().time())
+
+    async def all_at_once(call: Call) -> None:
+        await call.unless_left(asyncio.sleep(2.7))
+
+    one.p.fault = all_at_once
+    answers = await asyncio.gather(*(one.ask() for _ in range(5)))
+    assert [answer.headers["x-prfaas-route"] for answer in answers] == ["remote:east"] * 5
