@@ -16,6 +16,8 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 
+import msgspec
+
 from decode_client.auditing import KvAuditor
 from decode_client.client import DecodeClient
 from decode_client.context import ClientContext, ClientLimits
@@ -31,6 +33,7 @@ from kvcache.control import (
     Cancelled,
     ChangeRole,
     CodecWork,
+    Delta,
     Drain,
     Failed,
     Finished,
@@ -43,6 +46,7 @@ from kvcache.control import (
     ModelInfo,
     Order,
     PrefillJob,
+    PrefillStarted,
     ProbeLink,
     RateLease,
     ReplayKvEvents,
@@ -75,6 +79,7 @@ from node.gateways import Gateways
 from node.identity import Identity
 from node.keeper import EngineKeeper
 from node.model import NodeModel
+from node.ranks import Ranks
 from node.rates import Rates
 from node.renewal import Renewal
 from node.roles import NodeRole
@@ -114,6 +119,7 @@ class Node:
         self._listen_tls, dial_tls = listening_context(kv_tls), dialling_context(kv_tls)
         self._renewal = None if identity is None else self._renewing(identity, dial_tls)
         self._rates = Rates()
+        self._prefill_ranks, self._speech_ranks = Ranks(), Ranks()
         try:
             self._tracer = tracer_for(config.otlp_endpoint, "prfaas-node", config.node_id)
         except ValueError as error:
@@ -353,11 +359,15 @@ class Node:
                 self._endpoint.probe(peer, nbytes, self._beat)
             case AuditKv():
                 self._auditor.audit(order, lambda told: self._report(gateway, told))
-            case PrefillJob() | SharePrefix() if not self._refusing:
-                self._serving.accept(order, gateway)
+            case PrefillJob(ticket=ticket, priority=rank) if not self._refusing:
+                here = self._prefill_ranks.of(gateway, (claimed_transfer(ticket) or b"").hex(), rank)
+                self._serving.accept(msgspec.structs.replace(order, priority=here), gateway)
                 self._gateways.beat_soon()
-            case GenerateJob() if not self._refusing:
-                self._asking.accept(order, gateway)
+            case SharePrefix() if not self._refusing:
+                self._serving.accept(order, gateway)
+            case GenerateJob(generation=generation, priority=rank) if not self._refusing:
+                here = self._speech_ranks.of(gateway, generation, rank)
+                self._asking.accept(msgspec.structs.replace(order, priority=here), gateway)
                 self._gateways.beat_soon()
             case TakePrefix() if not self._refusing:
                 self._asking.take(order, gateway)
@@ -371,6 +381,8 @@ class Node:
         """Without its gateway no job has anybody to answer to; those of other gateways go on."""
         self._feeds.stop(gateway)
         self._role.lost(gateway)
+        self._prefill_ranks.left(gateway)
+        self._speech_ranks.left(gateway)
         self._serving.leave(gateway, "gateway_lost", cause)
         self._asking.leave(gateway, "gateway_lost", cause)
         self._gateways.beat_soon()
@@ -426,8 +438,15 @@ class Node:
     def _report(self, gateway: str, message: FromNode) -> None:
         self._rates.observe(message)
         self._gateways.send(gateway, message)
-        if isinstance(message, Finished | Failed | Cancelled):
-            self._gateways.beat_soon()
+        match message:
+            case PrefillStarted(transfer=transfer):
+                self._prefill_ranks.began(transfer.hex())
+            case Delta(generation=generation):
+                self._speech_ranks.began(generation)
+            case Finished(generation=job) | Failed(job=job) | Cancelled(job=job):
+                self._prefill_ranks.ended(job)
+                self._speech_ranks.ended(job)
+                self._gateways.beat_soon()
 
     def _answer(self, gateway: str, message: RoleChanged) -> None:
         self._gateways.send(gateway, message)

@@ -135,7 +135,7 @@ def killed(both: TwoGateways, victim: str, seed: int) -> dict[str, Any]:
     """kill -9 one with streams open on both; then the other, and the next process, must know what nodes hold."""
     other = SECOND if victim == FIRST else FIRST
     known = some_ids(KNOWN + 10, seed=seed)
-    assert both.complete(victim, known, 2).status_code == 200
+    reused(both, victim, known)
     streams = [both.stream(name, some_ids(12, seed=seed + n), 1500) for name in both.urls for n in range(3)]
     assert eventually(lambda: all(s.tokens > 3 for s in streams), 30.0), streams
     both.kill(victim)
@@ -161,7 +161,7 @@ def killed(both: TwoGateways, victim: str, seed: int) -> dict[str, Any]:
 def reused(both: TwoGateways, name: str, prompt: list[int]) -> float:
     """What share of a prompt's full blocks was not computed again."""
     answer = both.complete(name, prompt, 2)
-    assert answer.status_code == 200, answer.text
+    assert answer.status_code == 200, (name, answer.status_code, answer.text)
     details = answer.json()["usage"]["prompt_tokens_details"]
     return round(float(details["cached_tokens"]) / KNOWN, 3)
 
