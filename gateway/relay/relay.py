@@ -116,6 +116,7 @@ class Relay:
             wanted = Wanted(
                 with_usage(body) if strips else body,
                 lines((*to_engine(caller.scope["headers"]), caller.extra[0])),
+                asked.stream is True,
                 strips,
                 now + self._live.now.request_timeout_s,
                 admitted.account,

@@ -51,6 +51,7 @@ class Wanted:
 
     body: bytes
     headers: bytes
+    streams: bool
     strips_usage: bool
     deadline: float
     account: str
@@ -195,7 +196,8 @@ class Tries:
             connection = pool.idle(origin) or await pool.acquire(origin, w.deadline)
             self._caller.flows(connection.pause, connection.resume)
             connection.start(head, w.body, passing, w.deadline)
-            self._watch(passing, connection)
+            if w.streams:
+                self._watch(passing, connection)
             await passing.end
             connection = None
         except UpstreamError as error:
