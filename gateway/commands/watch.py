@@ -103,7 +103,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 
 
 def _nodes(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for node in found["nodes"]:
         beat, speed = node["heartbeat"] or {}, node["prefill_tokens_per_s"]
         state = f"becoming {node['becoming']}" if node["becoming"] else "accepting" if node["accepting"] else ""
@@ -124,7 +124,7 @@ def _nodes(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _links(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for one in found["clusters"]:
         link = one["link"]
         rate, use = size(link["bytes_per_s"]), link["utilisation"]

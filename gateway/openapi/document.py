@@ -49,10 +49,10 @@ def make_document(api: FastAPI, version: str) -> dict[str, Any]:
     document = get_openapi(title="prfaas", version=version, openapi_version="3.1.0", routes=api.routes)
     paths: dict[str, Any] = {}
     for route in api.routes:
-        if not isinstance(route, APIRoute):
+        if not isinstance(route, APIRoute) or not route.include_in_schema:
             continue
         path = path_of(route)
-        for method in sorted(route.methods):
+        for method in sorted(route.methods or ()):
             found = document["paths"][route.path_format][method.lower()]
             parameters = found.get("parameters", [])
             operation = ROUTES.get((method, path), UNTOLD)
