@@ -28,9 +28,9 @@ class ClientLimits:
     At most ``max_answers`` are spoken to one prompt.
 
     A batch is what one thread decodes and checks at once, or only checks where nothing is encoded. Every ``ack_every``
-    verified pieces are acknowledged. After the Manifest the next missing piece is awaited for ``straggler_s``: longer
-    than it takes to notice a lost connection. Up to ``early_bytes`` (raw) of a transfer may come before its Grant where
-    there seems to be room.
+    verified pieces are acknowledged, and fewer where nothing has come since, ``ack_pause_s`` apart. After the Manifest
+    the next missing piece is awaited for ``straggler_s``: longer than it takes to notice a lost connection. Up to
+    ``early_bytes`` (raw) of a transfer may come before its Grant where there seems to be room.
     """
 
     max_jobs: int = 64
@@ -40,6 +40,7 @@ class ClientLimits:
     digest_batch_bytes: int = 4 << 20
     scratch_bytes: int = 32 << 20
     ack_every: int = 16
+    ack_pause_s: float = 0.005
     early_bytes: int = 4 << 20
     straggler_s: float = 8.0
     engine_patience_s: float = 30.0

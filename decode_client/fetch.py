@@ -79,7 +79,7 @@ class Fetch:
         self._threads = ThreadWork(context.executor)
         self._table: PageTable | None = None
         self._landing: dict[int, Landed] = {}
-        self._arriving_since = self._arriving_s = 0.0
+        self._acked_at = 0.0
         self._landed: deque[Landed] = deque()
         self._arrival = asyncio.Event()
         self._announced = asyncio.Event()
@@ -140,7 +140,7 @@ class Fetch:
             exposed,
             digest,
             transport=manifest.transport,
-            arriving_s=self._arriving_s,
+            backlog_bytes=manifest.backlog,
             failed_transports=manifest.failed,
         )
         return Fetched(self._pages, done, codec)
@@ -201,8 +201,6 @@ class Fetch:
             return None
         if piece.seq in self._landing:
             peer.drop_payload(self.transfer, piece.seq)
-        if not self._landing:
-            self._arriving_since = asyncio.get_running_loop().time()
         views = self._context.pool.views(self._table.extents(piece))
         if data.codec == "raw":
             self._landing[piece.seq] = Landed(piece, views, None)
@@ -216,8 +214,6 @@ class Fetch:
         if peer is not self.peer or data.seq not in self._landing:
             return
         landed = self._landing.pop(data.seq)
-        if not self._landing:
-            self._arriving_s += asyncio.get_running_loop().time() - self._arriving_since
         self._incoming.arrived(data.seq)
         self._landed.append(landed)
         if landed.payload is not None:
@@ -333,9 +329,15 @@ class Fetch:
                 self._drop(peer, batch)
             for seq, digest in digests:
                 self._incoming.verified(seq, digest)
-            if self._incoming.next_seq - self._acked >= limits.ack_every:
-                self._acked = self._incoming.next_seq
-                peer.send(Ack(self.transfer, self._acked))
+            self._acknowledge(peer)
+
+    def _acknowledge(self, peer: Peer) -> None:
+        """Every so many pieces, and whenever nothing waits: then the other side is not ahead, and should know."""
+        limits, now = self._context.limits, asyncio.get_running_loop().time()
+        unsaid = self._incoming.next_seq - self._acked
+        if unsaid >= limits.ack_every or (unsaid and not self._landed and now - self._acked_at >= limits.ack_pause_s):
+            self._acked, self._acked_at = self._incoming.next_seq, now
+            peer.send(Ack(self.transfer, self._acked))
 
     async def _next_arrival(self) -> None:
         """Wait for a piece. Raises JobEnded where the Manifest says that all were sent and one does not come."""

@@ -27,24 +27,26 @@ class OrderedWays:
     def took(self, done: TransferDone) -> dict[str, Any]:
         """A transfer went well; what a decision record keeps of it. What nobody ordered is not learnt from.
 
-        ``hidden`` is the share of it that passed before the last piece was computed.
+        It took what was left to send when all was computed as long as that was waited for. ``hidden`` is the share that
+        had passed by then.
         """
         now, ordered = time.monotonic(), self.transports or (Transport.TCP.value,)
         failed = [name for name in dict.fromkeys(done.failed_transports) if name in ordered]
         for name in failed:
             self._failed(name, now)
-        seconds = done.arriving_s
         known = done.transport in ordered
         self._counter.labels(done.transport if known else "other", "carried").inc()
+        left = done.wire_bytes * done.backlog_bytes // done.raw_bytes
         if known and self._routes is not None:
-            self._routes.took(*self._ends, Transport(done.transport), done.wire_bytes, seconds, now)
-        return {
+            self._routes.took(*self._ends, Transport(done.transport), left, done.exposed_s, now)
+        figures: dict[str, Any] = {
             "transport": done.transport if known else "other",
             "transports_ordered": list(ordered),
             "transports_failed": failed,
-            "transport_s": seconds,
-            "hidden": max(0.0, 1 - done.exposed_s / seconds) if seconds else 0.0,
         }
+        if done.backlog_bytes:  # the last piece at least, but for nodes that do not say
+            figures["hidden"] = 1 - done.backlog_bytes / done.raw_bytes
+        return figures
 
     def corrupted(self) -> None:
         """What arrived was not what was sent: whatever carried it was most likely the first of its order."""

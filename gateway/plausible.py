@@ -20,8 +20,9 @@ def computed(done: PrefillDone, tokens: int) -> bool:
 
 def transferred(done: TransferDone, most_bytes: int) -> bool:
     """Whether a transfer of at most so many raw bytes can have gone like this."""
-    times = (done.transfer_s, done.exposed_s, done.arriving_s)
+    times = (done.transfer_s, done.exposed_s)
     sizes = 0 < done.raw_bytes <= most_bytes and 0 < done.wire_bytes <= 2 * most_bytes + SPARE_CHARS
+    sizes = sizes and 0 <= done.backlog_bytes <= done.raw_bytes
     return sizes and len(done.kv_digest) <= 64 and all(0 <= seconds <= MAX_SECONDS for seconds in times)
 
 

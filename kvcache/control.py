@@ -249,8 +249,8 @@ class TransferDone(msgspec.Struct, frozen=True, tag=True):
     ``transfer_s`` runs from the grant of room; for pieces that did not wait for it, as if granted a round trip before.
     ``kv_digest`` is xxh3-128 over the piece digests in plan order: of the committed bytes, or, where a codec is
     inexact, of what arrived.
-    ``transport`` carried it at last, ``failed_transports`` had been tried before. For ``arriving_s`` bytes of it were
-    coming in, whatever was computed meanwhile: what the transport itself took, as far as it shows at this end.
+    ``transport`` carried it at last, ``failed_transports`` had been tried before. ``backlog_bytes`` (raw) were still to
+    come, or to be acknowledged, when the last chunk was computed: they are what ``exposed_s`` was taken by.
     """
 
     transfer: bytes
@@ -261,7 +261,7 @@ class TransferDone(msgspec.Struct, frozen=True, tag=True):
     exposed_s: float
     kv_digest: bytes
     transport: str = "tcp"
-    arriving_s: float = 0.0
+    backlog_bytes: int = 0
     failed_transports: tuple[str, ...] = ()
 
 

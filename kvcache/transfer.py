@@ -241,12 +241,13 @@ class OutgoingTransfer:
         granted: bool = True,
         transport: str = "tcp",
         failed: tuple[str, ...] = (),
+        backlog: int = 0,
     ) -> Manifest:
         """The closing frame. Raises ValueError before the last piece."""
         if self.sent < len(self.plan.pieces):
             raise ValueError(f"piece {self.sent} of {len(self.plan.pieces)} was not sent")
         digests = b"".join(self._digests)
-        return Manifest(self.transfer, digests, computed_after_s, granted, transport, failed)
+        return Manifest(self.transfer, digests, computed_after_s, granted, transport, failed, backlog)
 
     def on_ack(self, ack: Ack) -> None:
         """Take an acknowledgement; repeated and overtaken ones change nothing.

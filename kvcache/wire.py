@@ -127,7 +127,8 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
     where that came first. Where this frame leaves before the Grant comes (``granted`` False), it is the time from the
     Announce's leaving. This frame itself may wait behind the data for long: nothing follows from when it arrives.
 
-    ``transport`` is what carried the pieces at last, and ``failed`` what was tried before.
+    ``transport`` is what carried the pieces at last, and ``failed`` what was tried before. When the last chunk was
+    computed, pieces of ``backlog`` raw bytes were not acknowledged.
     """
 
     transfer: bytes
@@ -136,6 +137,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
     granted: bool = True
     transport: str = "tcp"
     failed: tuple[str, ...] = ()
+    backlog: int = 0
 
 
 class Ack(msgspec.Struct, frozen=True, array_like=True):

@@ -94,6 +94,8 @@ class PieceSender:
         self._early: tuple[Connection, ...] = ()
         self._early_left = 0
         self._over: tuple[Connection, ...] | None = None
+        self.backlog = 0
+        """Raw bytes of the pieces that were not acknowledged when the last one came into the pool."""
         self._progress = asyncio.Event()
 
     @property
@@ -106,6 +108,9 @@ class PieceSender:
         if not self._exported <= next_seq <= len(self._outgoing.plan.pieces):
             raise ValueError(f"engine exported up to {next_seq} after {self._exported}")
         self._exported = next_seq
+        pieces = self._outgoing.plan.pieces
+        if next_seq == len(pieces):
+            self.backlog = sum(piece.nbytes for piece in pieces[self._outgoing.acked_seq :])
         self._progress.set()
 
     def go_over(self, lanes: tuple[Connection, ...] | None) -> None:

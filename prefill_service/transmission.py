@@ -243,8 +243,11 @@ class Transmission(ABC):
         """Every piece has gone at least once: close the account. The other side waits for what is still under way."""
         assert self.peer is not None
         assert self._outgoing is not None
-        granted, ways = self._granted_at is not None, self._ways
-        self._manifest = self._outgoing.manifest(self._computed_after_s(), granted, ways.transport, ways.failed)
+        assert self._sender is not None
+        granted, ways, backlog = self._granted_at is not None, self._ways, self._sender.backlog
+        self._manifest = self._outgoing.manifest(
+            self._computed_after_s(), granted, ways.transport, ways.failed, backlog
+        )
         self._tell_manifest(self.peer)
 
     def _announce(self, peer: Peer) -> None:

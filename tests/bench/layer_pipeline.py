@@ -53,8 +53,8 @@ async def measure(pair: TransportPair, transport: str, ratio: float, rounds: int
         after = (await pair.fetch(transport)).report.exposed_s
         alone_s, before = (before + after) / 2, after
         model = pipelined([compute_s / layers] * layers, [alone_s / layers] * layers)
-        hidden, recorded = 1 - done.exposed_s / alone_s, 1 - done.exposed_s / done.arriving_s
-        rows.append((alone_s, done.exposed_s, max(0.0, hidden), model.hidden, max(0.0, recorded)))
+        hidden, recorded = 1 - done.exposed_s / alone_s, 1 - done.backlog_bytes / done.raw_bytes
+        rows.append((alone_s, done.exposed_s, max(0.0, hidden), model.hidden, recorded))
     alone_s, exposed_s, hidden, modelled, recorded = map(statistics.median, zip(*rows, strict=True))
     return Row(transport, ratio, alone_s, compute_s, exposed_s, hidden, modelled, recorded)
 

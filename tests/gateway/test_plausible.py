@@ -36,6 +36,8 @@ DELTAS = {
 }
 LOGPROBS = [None, (), ((),), ((TokenLogprob(-1, 0.0),),), ((TokenLogprob(5, 0.0),),) * 2]
 TRANSFERS: list[dict[str, Any]] = [
+    {"backlog_bytes": -1},
+    {"backlog_bytes": 1001},
     {"raw_bytes": -1},
     {"raw_bytes": 1001},
     {"wire_bytes": 0},

@@ -62,8 +62,8 @@ GOLDEN: list[tuple[Frame, str]] = [
         "0505c410aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
     ),
     (
-        Manifest(T, b"\x07" * 2, 0.5, False, "tcp", ("shm",)),
-        "0000002a0107000096c410000102030405060708090a0b0c0d0e0fc4020707cb3fe0000000000000c2a374637091a373686d",
+        Manifest(T, b"\x07" * 2, 0.5, False, "tcp", ("shm",), 300),
+        "0000002d0107000097c410000102030405060708090a0b0c0d0e0fc4020707cb3fe0000000000000c2a374637091a373686dcd012c",
     ),
     (Ack(T, 300, True), "000000170108000093c410000102030405060708090a0b0c0d0e0fcd012cc3"),
     (Abort(T, "why", "x"), "000000190109000093c410000102030405060708090a0b0c0d0e0fa3776879a178"),
@@ -130,7 +130,7 @@ def test_every_frame_has_its_golden_bytes_and_reads_back_from_them(frame: Frame,
 
 def test_a_manifest_that_does_not_say_what_carried_it_came_by_tcp() -> None:
     old = bytes.fromhex("000000210107000094c410000102030405060708090a0b0c0d0e0fc4020707cb3fe0000000000000c2")
-    assert feed(established(Sink()), old) == [Manifest(T, b"\x07" * 2, 0.5, False, "tcp", ())]
+    assert feed(established(Sink()), old) == [Manifest(T, b"\x07" * 2, 0.5, False, "tcp", (), 0)]
 
 
 def test_the_golden_list_holds_every_kind() -> None:
