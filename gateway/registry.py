@@ -166,12 +166,14 @@ class Registry:
         return removed
 
     def reload(self) -> None:
-        """Take what the state holds of clusters now; nodes of those that are removed are dismissed."""
-        self._clusters = self._load()
+        """Take what the state holds of clusters now; nodes of those that are removed or revoked are dismissed."""
+        before, self._clusters = self._clusters, self._load()
         for session in self.nodes():
-            cluster = self._clusters.get(session.join.cluster)
+            was, cluster = before.get(session.join.cluster), self._clusters.get(session.join.cluster)
             if cluster is None or cluster.state is ClusterState.REMOVED:
                 session.lose("cluster_removed")
+            elif was is not None and cluster.security.epoch > was.security.epoch:
+                session.lose("credentials_revoked")
 
     @property
     def role_epoch(self) -> int:

@@ -5,13 +5,16 @@ import asyncio
 import pytest
 
 from gateway.errors import ApiError
-from gateway.keys import KeyBook, Role
+from gateway.keys import KeyBook
+from gateway.keys import Role as KeyRole
 from gateway.registry import Dial, Registry
 from gateway.shared.roster import Replica, Roster
 from gateway.shared.rows import SharedRows
 from gateway.state import State
 from gateway.tenants import Tenants
 from gateway.terms import TenantTerms
+from kvcache.control import Join, KvAddress, ModelInfo
+from kvcache.wire import Role
 
 
 class One:
@@ -40,7 +43,7 @@ async def two(link, model):
 async def test_what_is_said_to_one_gateway_holds_on_the_other_at_its_next_beat(link, model):
     a, b = await two(link, model)
     async with a.rows.writing():
-        key_id, secret = a.keys.create("ops", Role.ADMIN)
+        key_id, secret = a.keys.create("ops", KeyRole.ADMIN)
         a.tenants.set("blue", TenantTerms(2.0))
         a.registry.register("east", Dial.IN)
     await b.beat()
@@ -53,6 +56,28 @@ async def test_what_is_said_to_one_gateway_holds_on_the_other_at_its_next_beat(l
     await a.beat()
     assert a.keys.find(secret) is None
     assert a.registry.cluster("east").state == "draining"
+
+
+async def test_who_was_revoked_or_removed_at_one_gateway_is_dismissed_by_all(link, model):
+    a, b = await two(link, model)
+    async with a.rows.writing():
+        for name in ("east", "west", "north"):
+            a.registry.register(name, Dial.IN)
+    await b.beat()
+    nodes = {}
+    for name in ("east", "west", "north"):
+        info = ModelInfo("tiny", model.fingerprint.parts(), 100, 16, 512)
+        join = Join(name, "i", name, Role.PREFILL, bytes(32), KvAddress("127.0.0.1", 1), info, "1", 4)
+        nodes[name] = b.registry.admit(join, 0.0)
+    async with a.rows.writing():
+        a.registry.secure("east", a.registry.cluster("east").security.revoked())
+        a.registry.remove("west")
+    await b.beat()
+    assert {name: node.lost for name, node in nodes.items()} == {
+        "east": "credentials_revoked",
+        "west": "cluster_removed",
+        "north": None,
+    }
 
 
 async def test_a_change_is_made_on_what_is_newest(link, model):
@@ -82,7 +107,7 @@ async def test_without_redis_a_change_is_refused_before_it_is_made(redis, link, 
         began = asyncio.get_running_loop().time()
         with pytest.raises(ApiError) as refused:
             async with a.rows.writing():
-                a.keys.create("late", Role.CLIENT)
+                a.keys.create("late", KeyRole.CLIENT)
         assert asyncio.get_running_loop().time() - began < 1.5
         assert (refused.value.status, refused.value.code) == (503, "redis_unavailable")
         assert "Redis at redis://127.0.0.1" in refused.value.message
@@ -96,7 +121,7 @@ async def test_a_change_that_redis_did_not_take_is_taken_back_here(redis, link, 
     try:
         with pytest.raises(ApiError, match="Redis"):  # noqa: PT012 (the end of the block raises)
             async with a.rows.writing():
-                a.keys.create("late", Role.CLIENT)
+                a.keys.create("late", KeyRole.CLIENT)
                 redis.kill()
         assert len(a.keys) == 0
     finally:
@@ -106,8 +131,8 @@ async def test_a_change_that_redis_did_not_take_is_taken_back_here(redis, link, 
 async def test_an_emptied_redis_gets_back_what_the_gateways_know(redis, link, model):
     a, b = await two(link, model)
     async with a.rows.writing():
-        _, secret = a.keys.create("ops", Role.ADMIN)
-        gone, _ = a.keys.create("gone", Role.CLIENT)
+        _, secret = a.keys.create("ops", KeyRole.ADMIN)
+        gone, _ = a.keys.create("gone", KeyRole.CLIENT)
         a.registry.register("east", Dial.IN)
     async with a.rows.writing():
         a.keys.revoke(gone)
@@ -125,7 +150,7 @@ async def test_an_emptied_redis_gets_back_what_the_gateways_know(redis, link, mo
 
 async def test_a_gateway_brings_what_only_its_file_knows_but_not_what_was_removed(link, model, tmp_path):
     file = State(tmp_path / "state.db")
-    for_all, revoked = (KeyBook(file).create(name, Role.ADMIN) for name in ("brought", "revoked"))
+    for_all, revoked = (KeyBook(file).create(name, KeyRole.ADMIN) for name in ("brought", "revoked"))
     a = One(link(), model, "a")
     await a.beat()
     late = One(link(), model, "late", file)
