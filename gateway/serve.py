@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import resource
 import signal
 import socket
 import ssl
@@ -192,6 +193,7 @@ def serve(config: GatewayConfig, reread: Callable[[], GatewayConfig], worker: Wo
 
     Raises ConfigError where the address, the TLS files or the handover cannot be used.
     """
+    _allow_files(config.max_in_flight)
     gateway = open_gateway(config)
     try:
         with contextlib.ExitStack() as held:
@@ -228,6 +230,15 @@ def _catch_up(redis: RedisSettings, state: State) -> None:
         asyncio.run(take_first(redis, state))
     except RedisAway as away:
         log.warning("begins with what --state knows: %s", away)
+
+
+def _allow_files(requests: int) -> None:
+    """A request takes a socket on either side; systems allow 1,024 of them where nobody asks for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 4 * requests + 1024
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _check_port(listener: socket.socket, config: GatewayConfig) -> None:
