@@ -34,6 +34,7 @@ from gateway.turn import Turn, Way
 from kvcache.control import AnswerPart, Delta, Finished
 from kvcache.quality import Quality
 from kvcache.tracing import part
+from scheduler.admission.holding import displaced
 from scheduler.decision import Decision, Reason
 from scheduler.facts import Facts
 from scheduler.retrying import Failure, Retrying
@@ -259,7 +260,7 @@ class RequestLife:
         self._s.metrics.decisions.labels(kind, decision.reason.value).inc()
         if decision.chosen is None:
             raise refusals.no_way(decision)
-        number, priority = len(self._record.attempts) + 1, self._turn.rank(decision, last)
+        number, priority = len(self._record.attempts) + 1, self._turn.rank(last or displaced(decision))
         attempt = self._s.builder.build(self._p, decision.chosen, number, priority, self.deadline - self._loop.time())
         self._record.attempts.append(attempt)
         log.info(

@@ -40,6 +40,11 @@ log = logging.getLogger(__name__)
 EXPECT_NODES_S = 15.0
 """How long requests wait for nodes after a takeover: those of the predecessor are on their way."""
 LOOK_EVERY_S = 0.2
+LEAVE_IDLE_S = 3.0
+"""How long a gateway that was taken over from waits for another request on its open connections."""
+KEEP_ALIVE_S = 75
+"""An idle connection is kept longer than what stands before gateways keeps theirs: it is theirs to close, for a request
+that meets a close on its way is lost."""
 
 
 def tls_options(config: GatewayConfig) -> dict[str, Any]:
@@ -66,6 +71,7 @@ class GatewayServer(uvicorn.Server):
                 ws_max_size=MAX_MESSAGE_BYTES,
                 ws_per_message_deflate=False,
                 timeout_graceful_shutdown=2,
+                timeout_keep_alive=KEEP_ALIVE_S,
                 ws=StreamProtocol,
                 **tls_options(config),
             )
@@ -102,14 +108,18 @@ class GatewayServer(uvicorn.Server):
 
     async def _leave(self) -> None:
         await self._gateway.leave()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._gateway.config.drain_s):
-                while self._clients():  # noqa: ASYNC110 (uvicorn tells nobody when one closes)
-                    await asyncio.sleep(LOOK_EVERY_S)
+        deadline = asyncio.get_running_loop().time() + self._gateway.config.drain_s
+        idle_since = None
+        while (now := asyncio.get_running_loop().time()) < deadline and self._clients():
+            busy = self._gateway.generation.in_flight.count > 0
+            idle_since = None if busy else idle_since or now
+            if idle_since is not None and now >= idle_since + LEAVE_IDLE_S:
+                break  # who has said nothing for so long is told by the connection's end
+            await asyncio.sleep(LOOK_EVERY_S)
         await self._drain()
 
     def _clients(self) -> bool:
-        """Whether a client's connection is open, busy or not: an idle one ends by itself when it was for a while."""
+        """Whether a client's connection is open, busy or not."""
         return any(isinstance(each, BoundedHttp) for each in self.server_state.connections)
 
     async def _drain(self) -> None:

@@ -11,7 +11,7 @@ from gateway.errors import ApiError
 from gateway.waiting import WaitingRoom
 from kvcache.control import Finished
 from scheduler.admission.fair_queue import Waiting, rank
-from scheduler.admission.holding import SHORT_S, held_back, waits_for_room
+from scheduler.admission.holding import SHORT_S, displaced, held_back, waits_for_room
 from scheduler.admission.work import Yardstick
 from scheduler.decision import Decision, Reason
 from scheduler.facts import RequestFacts
@@ -53,11 +53,12 @@ class Turn:
     async def go(self, way: Way) -> None:
         """Return when the request was sent by this way. Raises ApiError."""
         decision = way.choose()
+        last = way.last or displaced(decision)
         yardstick = self._yardstick = Yardstick(decision.facts)
         work_s, p = yardstick.expected_s(self._p.expected_output), self._p
         self._work_s = work_s
         hopeless = decision.chosen is None and not self._waits(decision)
-        if hopeless or not (self._room.anybody_before(way.last) or self._waits(decision)):
+        if hopeless or not (self._room.anybody_before(last) or self._waits(decision)):
             way.start(decision)
             self._room.passed(p.account, work_s, p.weight)
             self._charged_s = None
@@ -77,7 +78,7 @@ class Turn:
         away = yardstick.uncached_tokens > decision.facts.threshold_tokens
         needs = (self._engines_of, _placed_like(p.facts), away, yardstick.prefill_s > SHORT_S)
         order = rank(self._began, work_s, p.priority)
-        entry = Waiting(p.account, work_s, len(p.token_ids), order, p.weight, needs, way.last)
+        entry = Waiting(p.account, work_s, len(p.token_ids), order, p.weight, needs, last)
         before = self._loop.time()
         try:
             await self._room.wait(entry, start, self._patience_s(entry))

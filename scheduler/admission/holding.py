@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from scheduler.decision import Decision, Option, Reason
 from scheduler.facts import ClusterFacts, PrefillNodeFacts, RouteHint
+from scheduler.permits import may_hold
 from scheduler.predict import compute_s, wait_s
 
 HOLD_S = 30.0
@@ -41,7 +42,20 @@ def held_back(decision: Decision) -> bool:
     if decision.chosen is None or node is None:
         return False
     waits = wait_s(node)
-    return waits is not None and waits > HOLD_S and _long(decision.chosen, node)
+    most = SHORT_S if displaced(decision) else HOLD_S
+    return waits is not None and waits > most and _long(decision.chosen, node)
+
+
+def displaced(decision: Decision) -> bool:
+    """Whether it is prefilled at home only because every remote cluster that it might go to is lost.
+
+    The home was not made for such work: it comes after all other, whose nodes it may fill with no more than they can do
+    in a moment.
+    """
+    if decision.reason not in (Reason.NO_REMOTE, Reason.BREAKER_OPEN):
+        return False
+    facts = decision.facts
+    return any(may_hold(facts.request, cluster) for cluster in facts.clusters if not cluster.local)
 
 
 def _long(chosen: Option, node: PrefillNodeFacts) -> bool:

@@ -51,7 +51,7 @@ def test_a_stream_ends_with_its_end_or_with_an_error_event(lines: list[str], kin
 
 
 def status(**said: Any) -> dict[str, Any]:
-    idle = {"pages_total": 8, "pages_free": 8, "tasks": 10, "files": 20}
+    idle: dict[str, Any] = {"pages_total": 8, "pages_free": 8, "tasks": 10, "files": 20, "links": [{"connections": 4}]}
     idle |= dict.fromkeys(("queued_jobs", "queued_tokens", "running", "open_transfers"), 0)
     return {
         "queue": {"waiting": 0},
@@ -73,9 +73,10 @@ GATEWAY = {"requests": 0.0, "tasks": 30.0, "files": 40.0}
         ({"tasks": 12}, None),
         ({"tasks": 13}, "p.tasks"),
         ({"files": 25}, "p.files"),
+        ({"files": 25, "links": [{"connections": 8}]}, None),
     ],
 )
-def test_what_is_held_when_idle_or_has_grown_is_a_leak(said: dict[str, int], leak: str | None) -> None:
+def test_what_is_held_when_idle_or_has_grown_is_a_leak(said: dict[str, Any], leak: str | None) -> None:
     before = held_by(status(), GATEWAY)
     assert list(held_by(status(**said), GATEWAY).leaks(before)) == ([] if leak is None else [leak])
 

@@ -7,6 +7,7 @@ import pytest
 from gateway.failures import AttemptFailed, kind_of
 from kvcache.control import GenerateJob, PrefillJob
 from kvcache.wire import Role
+from scheduler.admission.node_order import LAST
 from scheduler.breaker import Breaker, BreakerState, BreakerValues
 from scheduler.retrying import Failure
 from tests.gateway.conftest import Open, Stage
@@ -167,6 +168,16 @@ async def test_a_fallback_whose_node_is_lost_is_repeated_on_another_one(stage: O
     assert [attempt["prefill_node"] for attempt in record["attempts"]] == ["p-east", "p-1", "p-2"]
     assert record["fallback"]
     assert len(record["fallback_retried"]) == 1
+
+
+async def test_what_a_lost_cluster_would_have_taken_comes_after_all_other_work_at_home(stage: Open) -> None:
+    one = await stage()
+    one.register("east")
+    prefill, _ = await one.pair()
+    await one.complete(words=LONG)
+    await one.complete(words=3)
+    long, short = prefill.jobs(PrefillJob)
+    assert long.priority >= LAST > short.priority
 
 
 @pytest.mark.parametrize(

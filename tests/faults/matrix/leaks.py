@@ -1,4 +1,7 @@
-"""What processes hold, by what they say themselves: counted before a fault, and after it once nothing is at hand."""
+"""What processes hold, by what they say themselves: counted before a fault, and after it once nothing is at hand.
+
+A node's files are counted without its KV connections, which it keeps to every peer that it has met, as it says itself.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,8 @@ def held_by(status: Mapping[str, Any], gateway: Mapping[str, float]) -> Held:
             continue
         held[f"{name}.blocks"] = said["pages_total"] - said["pages_free"]
         held |= {f"{name}.{what}": said[what] for what in _AT_HAND}
-        kept |= {f"{name}.{what}": said[what] for what in ("tasks", "files")}
+        kept[f"{name}.tasks"] = said["tasks"]
+        kept[f"{name}.files"] = said["files"] - sum(link["connections"] for link in said["links"])
     return Held(held, kept)
 
 

@@ -26,9 +26,9 @@ class Traffic:
 
     model: str
     deadline_s: float
-    clients: int = 10
+    clients: int = 6
     short: int = 40
-    long: int = 900
+    long: int = 600
     share_long: float = 0.3
     most_tokens: int = 24
     leaving: float = 0.0

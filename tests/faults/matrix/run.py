@@ -14,6 +14,7 @@ from tests.faults.matrix.scene import DEADLINE_S, Scene
 from tests.stacks import eventually
 
 WARM_S, RECOVER_S = 3.0, 3.0
+CANARIES_S = 2.0
 SETTLE_S = 30.0
 TICKET_SKEW_S = 3.0
 
@@ -43,6 +44,7 @@ def warm_up(scene: Scene) -> None:
 def strike(scene: Scene, fault: Fault) -> Report:
     """Let it happen."""
     before = settled(scene, Held())
+    scene.canaries(CANARIES_S)
     load = Load(scene.stack.url, Traffic("tiny", DEADLINE_S, leaving=fault.leaving))
     with loading(load):
         time.sleep(WARM_S)
@@ -58,6 +60,7 @@ def strike(scene: Scene, fault: Fault) -> Report:
     slowest = max((one.seconds for one in load.outcomes), default=0.0)
     if slowest > DEADLINE_S + GRACE_S:
         wrong.append(f"a request took {slowest:.1f} s")
+    scene.canaries(0)  # what they hold is no leak
     leaks = settled(scene, before).leaks(before)
     return Report(fault.name, dict(load.counts), slowest, tuple(wrong), leaks)
 
@@ -77,5 +80,4 @@ def settled(scene: Scene, before: Held) -> Held:
 
 def forgotten_tickets(scene: Scene) -> bool:
     """Whether every ticket is forgotten once the deadline of the last request has passed."""
-    scene.end_canaries()
     return eventually(lambda: tickets(scene.http) == 0, DEADLINE_S + TICKET_SKEW_S + GRACE_S, every_s=1.0)

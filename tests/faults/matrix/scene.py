@@ -91,10 +91,11 @@ class Scene:
         assert self._clock is not None
         self._clock.write_text(f"{seconds:+.0f}s\n")
 
-    def end_canaries(self) -> None:
-        """Have the gateway send no more, by its configuration file."""
-        self._config.write_text("canary-interval = 0\n")
-        assert self.http.post("/v1/reload").json()["changed"], "the gateway did not take its file"
+    def canaries(self, every_s: float) -> None:
+        """How often the gateway tries idle nodes from now on, by its configuration file; 0: not at all."""
+        self._config.write_text(f"canary-interval = {every_s}\n")
+        answer = self.http.post("/v1/reload")
+        assert answer.status_code == 200, answer.text
 
     def complete(self) -> bool:
         """Whether every process has joined and can be used."""
@@ -137,7 +138,7 @@ def faked_time(clock: Path | None) -> Iterator[None]:
         "LD_PRELOAD": str(FAKETIME),
         "FAKETIME_TIMESTAMP_FILE": str(clock),
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_CACHE_DURATION": "1",
     }
     os.environ.update(faked)
     try:
@@ -173,7 +174,7 @@ def scene(folder: Path, logs: Path | None = None) -> Iterator[Scene]:
     if clock is not None:
         clock.write_text("+0s\n")
     config = folder / "gateway.toml"
-    config.write_text("canary-interval = 2\n")
+    config.write_text("canary-interval = 0\n")
     with full_disk(folder / "state") as disk, contextlib.ExitStack() as held:
         held.callback(proxy.close)
         model = tiny_model("llama", folder / "model")
