@@ -6,6 +6,7 @@ import errno
 
 FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 300.0
+LATELY_S = 60.0
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -16,10 +17,20 @@ class Health:
         self.failure = ""
         self._readable = True
         self._pause_s = FIRST_PAUSE_S
-        self._until = float("-inf")
+        self._until = self._failed_at = float("-inf")
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it failed for want of room, and nothing else is wrong."""
+        return bool(self.failure) and self._readable
+
+    def failed_lately(self, now: float) -> bool:
+        """Whether that is so recent that what went wrong is likely to go wrong again."""
+        return now - self._failed_at < LATELY_S
 
     def failed(self, error: OSError, now: float) -> None:
         """Something went wrong. What fails while it pauses already makes the pause no longer."""
+        self._failed_at = now
         self._readable = error.errno in _FULL
         self.failure = ("full: " if self._readable else "failing: ") + (error.strerror or str(error))
         if now >= self._until:

@@ -84,7 +84,7 @@ class Spiller:
                 continue
             if not self._is_kept(entry, pages):
                 return True
-            written = await self._put(level, image, places.views(pages))
+            written = await self._put(number, level, image, places.views(pages))
             if written is None:
                 continue
             below = places.index.add(written, sizes[number], number, risen=places.cache.has(*written.key))
@@ -97,18 +97,27 @@ class Spiller:
             return True
         return False
 
-    async def _put(self, level: Level, image: Image, views: Sequence[memoryview]) -> Image | None:
+    async def _put(self, number: int, level: Level, image: Image, views: Sequence[memoryview]) -> Image | None:
+        """None where it could not be written.
+
+        A disk that others have filled is used as far as it was, until it has not been full for a while.
+        """
+        index, nbytes = self._places.index, level.store.nbytes(image)
         try:
             written = await self._places.threads.writer.start(_write, level, image, views)
         except OSError as error:
             self._places.failed(level, error)
+            if level.health.is_full and index.used[number] >= nbytes:
+                index.capacities[number] = index.used[number]
             return None
         level.health.worked()
         return written
 
     async def _make_room(self, number: int, nbytes: int) -> bool:
         """Move what is least worth to the next tier, or let go of it, until an entry of this size fits."""
-        index = self._places.index
+        index, level = self._places.index, self._places.levels[number]
+        if not level.health.failed_lately(self._places.now()):
+            index.capacities[number] = level.capacity
         if nbytes > index.capacities[number]:
             return False
         while not index.has_room(number, nbytes):
@@ -118,7 +127,7 @@ class Spiller:
             if await self._sink(entry) or entry.pins or index.get(*entry.key) is not entry:
                 continue  # it is out of the way, or was asked for meanwhile
             self._places.forget(entry)
-            self._places.levels[number].count.drops += 1
+            level.count.drops += 1
         return True
 
     async def _sink(self, entry: Below) -> bool:

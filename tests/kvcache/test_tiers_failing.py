@@ -14,7 +14,7 @@ import pytest
 
 from kvcache.prefix_cache import Match
 from kvcache.tiers.files import FileStore
-from kvcache.tiers.health import FIRST_PAUSE_S, LONGEST_PAUSE_S, Health
+from kvcache.tiers.health import FIRST_PAUSE_S, LATELY_S, LONGEST_PAUSE_S, Health
 from kvcache.tiers.level import Level
 from tests.kvcache.tiered import files, ids, tiered
 
@@ -22,14 +22,19 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 class Failing(FileStore):
-    """Files that fail with ``errno`` where it is set."""
+    """Files that fail with the error that is set, and beyond the ``room`` that is left on their disk."""
 
     writes = reads = 0
+    room: int | None = None
 
     def put(self, image, pages) -> None:
-        if self.writes:
-            raise OSError(self.writes, os.strerror(self.writes))
+        full = self.room is not None and self._used() + self.nbytes(image) > self.room
+        if code := errno.ENOSPC if full else self.writes:
+            raise OSError(code, os.strerror(code))
         super().put(image, pages)
+
+    def _used(self) -> int:
+        return sum(path.stat().st_size for path in self._files())
 
     def get(self, key, pages) -> None:
         if self.reads:
@@ -82,6 +87,35 @@ async def test_a_full_tier_still_gives_back_what_it_has_and_a_broken_one_does_no
         store.reads = errno.EIO
         assert await bench.bring(second) is None
         assert bench.tiers.reports[0].state.startswith("failing")
+        bench.check()
+
+
+async def test_a_disk_that_others_have_filled_is_used_as_far_as_it_was_and_then_grows_again(tmp_path: Path) -> None:
+    store, clock = Failing(tmp_path), Clock()
+    async with tiered(Level("disk", store, 1 << 20), now=clock) as bench:
+        old, new = ids(1, 2, 3, 4), ids(5, 6, 7, 8)
+        bench.keep(old)
+        await bench.copied()
+        bench.evict_all()
+        used = bench.tiers.reports[0].used_bytes
+        store.writes = errno.ENOSPC
+        bench.keep(new)
+        await asyncio.sleep(0.05)
+        store.room, store.writes = used, 0
+        clock.now = FIRST_PAUSE_S + 1
+        bench.tiers._spiller._news.set()
+        await bench.copied()
+        assert bench.tiers.reports[0].used_bytes <= used
+        assert bench.tiers.reports[0].drops > 0
+        bench.evict_all()
+        (await bench.bring(new)).release()
+        assert bench.match(new) == Match(16, 16)
+        store.room = None
+        clock.now += LATELY_S
+        bench.keep(ids(6, 6, 6, 6))
+        bench.keep(ids(7, 7, 7, 7))
+        await bench.copied()
+        assert bench.tiers.reports[0].used_bytes > used
         bench.check()
 
 
