@@ -269,6 +269,7 @@ class Gateway:
             Places(self.registry),
             self._upstream,
             self._cors,
+            self._tracer,
         )
 
     def _long_term(

@@ -31,6 +31,13 @@ def to_engine(headers: Iterable[Header]) -> list[Header]:
     return [header for header in passed if header[0] not in named] if named else passed
 
 
+def traced(headers: Iterable[Header], traceparent: str) -> Iterable[Header]:
+    """With this context of a trace in the place of the client's, where there is one."""
+    if not traceparent:
+        return headers
+    return [*(header for header in headers if header[0] != b"traceparent"), (b"traceparent", traceparent.encode())]
+
+
 def to_client(headers: Iterable[Header]) -> list[Header]:
     """Of an engine's response. The names are lower-case."""
     passed = [

@@ -6,6 +6,7 @@ import asyncio
 
 from gateway.access import Access
 from gateway.admission import Admission
+from gateway.asgi import header
 from gateway.cors import Cors
 from gateway.errors import ApiError, bad_field
 from gateway.fleet.config import DialectName
@@ -18,12 +19,13 @@ from gateway.relay.asked import Asked, parse, with_usage
 from gateway.relay.caller import Caller
 from gateway.relay.engines import Heads
 from gateway.relay.figures import RelayFigures
-from gateway.relay.headers import lines, to_engine
+from gateway.relay.headers import lines, to_engine, traced
 from gateway.relay.places import Places
 from gateway.relay.tries import Shared, Tries, Wanted
 from gateway.request_ids import request_id
 from gateway.upstream.pool import Pool
 from gateway.waiting import WaitingRoom
+from kvcache.tracing import NO_TRACER, Tracer
 from scheduler.admission.work import NOMINAL, OUTPUT_WEIGHT
 from scheduler.retrying import RetryBudget
 
@@ -47,6 +49,7 @@ class Relay:
         places: Places,
         pool: Pool,
         cors: Cors,
+        tracer: Tracer = NO_TRACER,
     ) -> None:
         self._fleet = fleet
         self._live = live
@@ -55,6 +58,7 @@ class Relay:
         self._in_flight = in_flight
         self._figures = figures
         self._cors = cors
+        self._tracer = tracer
         self._places = places
         self._shared = Shared(pool, waiting, figures, places, RetryBudget(), Heads())
 
@@ -82,16 +86,19 @@ class Relay:
         caller.named(request_id(caller.scope))
         self._in_flight.enter()
         self._figures.began()
+        span = self._tracer.serve(f"POST {caller.path}", header(caller.scope, b"traceparent") or "")
         try:
-            await self._admitted(caller, principal, asked, body, engines)
+            await self._admitted(caller, principal, asked, body, engines, span.traceparent)
         except ApiError as error:
             caller.refuse(error)
         finally:
+            span.note({"http.response.status_code": caller.status, "prfaas.route": caller.route})
+            span.end("" if caller.status < 500 else f"HTTP {caller.status}")
             self._in_flight.leave()
             self._figures.ended(caller.path, caller.route, caller.status, loop.time() - began)
 
     async def _admitted(
-        self, caller: Caller, principal: Principal, asked: Asked, body: bytes, engines: list[Engine]
+        self, caller: Caller, principal: Principal, asked: Asked, body: bytes, engines: list[Engine], traceparent: str
     ) -> None:
         """Raises ApiError."""
         if not principal.may(Role.CLIENT):
@@ -115,7 +122,7 @@ class Relay:
             strips = admitted.counts_tokens and not asked.tells_usage
             wanted = Wanted(
                 with_usage(body) if strips else body,
-                lines((*to_engine(caller.scope["headers"]), caller.extra[0])),
+                lines((*to_engine(traced(caller.scope["headers"], traceparent)), caller.extra[0])),
                 asked.stream is True,
                 strips,
                 now + self._live.now.request_timeout_s,

@@ -15,6 +15,7 @@ import pytest
 from gateway.keys import Role
 from gateway.relay import caller, tries
 from gateway.terms import KeyLimits
+from tests.collector import collecting
 from tests.gateway.conftest import Open, Stage
 from tests.gateway.relay.backend import END, STREAM, Backend, Say, backend, chunk, engines_file, event, says, whole
 
@@ -377,3 +378,36 @@ async def test_a_breaker_opens_and_nobody_is_kept_waiting_for_it(front: Any, mon
     found = [(await ask(one)).json()["error"]["code"] for _ in range(12)]
     assert found == ["engine_protocol"] * 10 + ["breaker_open"] * 2
     assert len(engine.seen) == 10
+
+
+async def test_a_relayed_request_is_a_span_in_its_callers_trace_and_the_engine_is_told_it(front: Any) -> None:
+    with collecting() as collector:
+        one, [engine] = await front(says(whole(ANSWER)), otlp_endpoint=collector.url)
+        trace = "5" * 32
+        answer = await ask(one, headers={"traceparent": f"00-{trace}-{'6' * 16}-01"})
+        assert answer.status_code == 200
+        await one.until(lambda: collector.trace(trace), 10)
+    [span] = collector.trace(trace)
+    assert (span.parent, span.attributes["http.response.status_code"]) == ("6" * 16, 200)
+    told = [line for line in engine.seen[-1][0].split(b"\r\n") if line.startswith(b"traceparent")]
+    assert told == [f"traceparent: 00-{trace}-{span.span}-01".encode()]
+
+
+async def test_pages_of_a_named_origin_may_read_relayed_answers(front: Any) -> None:
+    one, _ = await front(says(whole(ANSWER)), cors_origins=("https://chat.example",))
+    _, secret = one.gateway.keys.create("c", Role.ADMIN)
+    answer = await ask(one, headers={"origin": "https://chat.example", "authorization": f"Bearer {secret}"})
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] == "https://chat.example"
+
+
+async def test_a_key_that_may_not_name_the_model_gets_404_and_limits_are_told(front: Any) -> None:
+    one, [engine] = await front(says(whole(ANSWER)))
+    one.gateway.keys.create("root", Role.ADMIN)
+    _, bound = one.gateway.keys.create("c", Role.CLIENT, limits=KeyLimits(models=frozenset({"tiny"})))
+    _, free = one.gateway.keys.create("c", Role.CLIENT, limits=KeyLimits(requests_per_minute=600))
+    refused = await ask(one, headers={"authorization": f"Bearer {bound}"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
+    assert not engine.seen
+    answer = await ask(one, headers={"authorization": f"Bearer {free}"})
+    assert answer.headers["x-ratelimit-limit-requests"] == "600"
