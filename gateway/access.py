@@ -8,8 +8,9 @@ from gateway.asgi import Scope, header
 from gateway.config import is_loopback
 from gateway.errors import ApiError
 from gateway.keys import LOOPBACK_ADMIN, KeyBook, Principal
+from gateway.web.files import ENTRY, FILES
 
-OPEN_PATHS = frozenset({"/", "/live", "/ready", "/v1/join", "/v1/join/roots"})
+OPEN_PATHS = frozenset({"/live", "/ready", "/v1/join", "/v1/join/roots", ENTRY, *FILES})
 """Without a key; joining nodes show their token there."""
 _FORWARDING = (b"forwarded", b"x-forwarded-for", b"x-real-ip")
 

@@ -53,14 +53,7 @@ def add_rebalance_routes(api: FastAPI, rebalancing: Rebalancing, body_of: BodyOf
 
     @api.get("/v1/plans/proposals", dependencies=[needs(Role.OPERATOR, Role.PLANNER)])
     async def proposals() -> Response:
-        return json_answer(
-            {
-                "mode": controller.settings.mode,
-                "assessment": controller.assessment,
-                "proposals": controller.proposals.all,
-                "actions": history.actions(50),
-            }
-        )
+        return json_answer(rebalancing.view() | {"actions": history.actions(50)})
 
     @api.post("/v1/plans/proposals/{number}/approve", dependencies=[needs(Role.OPERATOR)])
     async def approve(number: int, request: Request) -> Response:

@@ -73,6 +73,18 @@ class Rebalancing:
         """The last look at the whole."""
         return self.controller.assessment
 
+    def view(self) -> dict[str, Any]:
+        """Mode, the last look at the whole and the newest proposals, as plain values."""
+        controller = self.controller
+        found: dict[str, Any] = msgspec.to_builtins(
+            {
+                "mode": controller.settings.mode,
+                "assessment": controller.assessment,
+                "proposals": controller.proposals.all,
+            }
+        )
+        return found
+
     def start(self) -> None:
         """Begin to look; there must be a running loop."""
         self._task = asyncio.create_task(self._run())

@@ -31,14 +31,9 @@ from gateway.shared.sharing import Sharing
 from gateway.text_routes import ModelViews, add_text_routes
 from gateway.tokenizing import Tokenizing
 from gateway.views import cluster_view, node_view, prefix_view
+from gateway.web.routes import add_page
 from gateway.what_if_routes import add_what_if_routes
 from kvcache.wire import Role as NodeRole
-
-PAGE = b"""<!doctype html><html lang="en"><meta charset="utf-8"><title>prfaas</title>
-<h1>prfaas gateway</h1><p>A cross-datacenter Prefill-as-a-Service gateway. The API is OpenAI-compatible:
-<code>/v1/completions</code>, <code>/v1/chat/completions</code>, <code>/v1/models</code>.</p>
-<p>Operators: <code>prfaas status</code>, <code>prfaas clusters list</code>, <code>/metrics</code>.</p></html>
-"""
 
 
 def build_routes(
@@ -70,10 +65,6 @@ def build_routes(
         data = await read_json(request.scope, request.receive, services.config.max_body_bytes)
         return convert(decode_json(data), kind)
 
-    @api.get("/")
-    async def page() -> Response:
-        return Response(PAGE, media_type="text/html; charset=utf-8")
-
     @api.get("/live")
     async def live() -> Response:
         return json_answer({"status": "live"})
@@ -97,28 +88,31 @@ def build_routes(
 
     add_cluster_routes(api, registry, tokens, services.audits, body_of)
 
+    def whole() -> dict[str, Any]:
+        missing, now = ready(), asyncio.get_running_loop().time()
+        return {
+            "ready": missing is None,
+            "shared": sharing.view(),
+            "reason": missing,
+            "model": views.view(),
+            "threshold_tokens": services.threshold.tokens,
+            "fallback": services.config.fallback.value,
+            "chunk_tokens": registry.chunk_tokens,
+            "prefill_nodes": len(registry.nodes(role=NodeRole.PREFILL)),
+            "decode_nodes": len(registry.nodes(role=NodeRole.DECODE)),
+            "queue": services.waiting.view(),
+            "prefix_index": prefix_view(kv_index),
+            "clusters": [seen(cluster) for cluster in registry.clusters],
+            "nodes": [node_view(registry, node, now) for node in registry.nodes()],
+            "decisions_unwritten": decisions.unwritten,
+            "time": time.time(),
+        }
+
     @api.get("/v1/status", dependencies=[needs(Role.OPERATOR, Role.PLANNER)])
     async def status() -> Response:
-        missing, now = ready(), asyncio.get_running_loop().time()
-        return json_answer(
-            {
-                "ready": missing is None,
-                "shared": sharing.view(),
-                "reason": missing,
-                "model": views.view(),
-                "threshold_tokens": services.threshold.tokens,
-                "fallback": services.config.fallback.value,
-                "chunk_tokens": registry.chunk_tokens,
-                "prefill_nodes": len(registry.nodes(role=NodeRole.PREFILL)),
-                "decode_nodes": len(registry.nodes(role=NodeRole.DECODE)),
-                "queue": services.waiting.view(),
-                "prefix_index": prefix_view(kv_index),
-                "clusters": [seen(cluster) for cluster in registry.clusters],
-                "nodes": [node_view(registry, node, now) for node in registry.nodes()],
-                "decisions_unwritten": decisions.unwritten,
-                "time": time.time(),
-            }
-        )
+        return json_answer(whole())
+
+    add_page(api, whole, rebalancing.view, decisions, lambda: len(keys) > 0)
 
     add_rebalance_routes(api, rebalancing, body_of)
     kept = ReportSource(decisions, registry, rebalancing)

@@ -67,7 +67,6 @@ GENERATION: dict[tuple[str, str], Operation] = {
 """Answered below the web framework, so that no route of it describes them."""
 
 ROUTES: dict[tuple[str, str], Operation] = {
-    ("GET", "/"): Operation("A page for people", None, media=("text/html",), json=False),
     ("GET", "/live"): Operation("Whether the process answers", having("status")),
     ("GET", "/ready"): Operation("Whether requests can be served", having("status"), errors=(503,), same_form=(503,)),
     ("GET", "/health_generate"): Operation("Try a generation", having("status"), errors=(503,), same_form=(503,)),
@@ -119,6 +118,7 @@ ROUTES: dict[tuple[str, str], Operation] = {
     ("GET", "/v1/decisions"): Operation("Recent decisions", having("decisions")),
     ("GET", "/v1/decisions/export"): Operation("All decisions", None, media=("application/jsonl",), json=False),
     ("GET", "/v1/decisions/{name}"): Operation("Why a request went where it did", having("id", "at"), errors=(404,)),
+    ("GET", "/v1/overview"): Operation("What the page shows of it all", having("who", "ready", "model")),
     ("GET", "/v1/audit"): Operation("What operators did, and who was turned away", having("entries")),
     ("POST", "/v1/reload"): Operation("Read the configuration again", having("changed"), errors=(409,)),
     ("GET", "/v1/keys"): Operation("All keys", having("keys")),

@@ -1,0 +1,1 @@
+"""The web page of operators and planners: a static shell, and one address that says what its reader may see."""
