@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from gateway.dialects.leg import LegFailed, broken, error_status, read_json, send
-from gateway.dialects.protocol import Ask, Dialect, Handoff, NoHandoff, Pair, Side
-from gateway.dialects.sse import Cutter, EventTooLarge, data_of, payload_of
-from gateway.upstream.errors import UpstreamError
+from gateway.dialects.errands import Errands
+from gateway.dialects.leg import LegFailed, read_json, send
+from gateway.dialects.legs import NOTHING
+from gateway.dialects.patience import patience
+from gateway.dialects.protocol import Dialect, Handoff, NoHandoff, Pair, Side
+from gateway.dialects.spoken import Spoken
 from gateway.upstream.pool import Pool
-from gateway.upstream.response import Response
 from scheduler.retrying import Failure
 
 T = TypeVar("T")
@@ -27,153 +27,6 @@ LEASE_SHARE = 0.8
 """Of a lease, until decode must have begun: the engines' clocks and this one began at different times."""
 AFTERWARDS_S = 1.0
 """How long a prefill engine's words are waited for once the answer is there without them."""
-LETTING_GO_S = 2.0
-ASK_AGAIN_S = 0.01
-"""Before something counts as late it is looked whether it still does."""
-NOTHING = Handoff()
-
-
-class Legs(Protocol):
-    """What an answer is read from: two legs, or the one of a request that stays whole."""
-
-    prefilled_at: float | None
-    """When the prefill engine had answered, by the event loop's clock."""
-
-    async def begin(self) -> None:
-        """Return when the answer has begun. Raises LegFailed, and has then let go of everything."""
-
-    def events(self) -> AsyncIterator[bytes]:
-        """The events of a stream. Raises LegFailed where it breaks off."""
-
-    async def whole(self) -> dict[str, Any]:
-        """The answer that is no stream, as it was read by ``begin``."""
-
-    async def handed_off(self) -> Handoff:
-        """What the prefill engine said; nothing where it has not."""
-
-    def close(self) -> None:
-        """Let go of everything, well ended or not. Idempotent."""
-
-
-class Spoken:
-    """The decode engine's answer: a stream from its first event on, or a whole answer."""
-
-    def __init__(self, response: Response, streams: bool) -> None:
-        self._response = response
-        self._streams = streams
-        self._parts = response.body
-        self._cutter = Cutter()
-        self._first: list[bytes] = []
-        self.answer: dict[str, Any] = {}
-
-    async def begin(self) -> None:
-        """Read up to the first event that is no comment, or all. Raises LegFailed, also for an error instead."""
-        if not self._streams:
-            self.answer = await read_json(self._response, "decode")
-            _check(self.answer)
-            return
-        try:
-            while not any(data_of(event) for event in self._first):
-                part = await anext(self._parts, None)
-                if part is None:
-                    raise LegFailed("decode", "empty_stream", Failure.BROKEN)
-                self._first += self._cutter.feed(part)
-            for event in self._first:
-                _check(payload_of(event) or {})
-        except UpstreamError as error:
-            raise broken("decode", error) from error
-        except ValueError as error:
-            raise LegFailed("decode", "no_json", Failure.BROKEN) from error
-
-    async def events(self) -> AsyncIterator[bytes]:
-        """All events, the first one again."""
-        for event in self._first:
-            yield event
-        try:
-            async for part in self._parts:
-                for event in self._cutter.feed(part):
-                    yield event
-        except UpstreamError as error:
-            raise broken("decode", error) from error
-        except EventTooLarge as error:
-            raise LegFailed("decode", "event_too_large", Failure.BROKEN) from error
-        if self._cutter.rest.strip():
-            raise LegFailed("decode", "cut_off", Failure.LOST)
-
-    def close(self) -> None:
-        """Give up the rest."""
-        self._response.close()
-
-
-def _check(payload: dict[str, Any]) -> None:
-    status = error_status(payload)
-    if status is not None:
-        raise LegFailed("decode", "error_in_stream", Failure.BROKEN, status=status)
-
-
-class Errands:
-    """Requests that nobody waits for: telling engines to let go. Bounded, each with a deadline."""
-
-    def __init__(self, pool: Pool, most: int = 256) -> None:
-        self._pool = pool
-        self._most = most
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def run(self, request_id: str, asks: tuple[tuple[Side, Ask], ...]) -> None:
-        """Send them; what comes of it changes nothing."""
-        for side, ask in asks[: max(0, self._most - len(self._tasks))]:
-            self._keep(self._send(request_id, side, ask))
-
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _send(self, request_id: str, side: Side, ask: Ask) -> None:
-        try:
-            async with await send(self._pool, "let_go", side, ask, request_id, LETTING_GO_S):
-                pass
-        except LegFailed:
-            return  # an engine that cannot be told frees by its own clock
-
-
-class Whole:
-    """A request that one engine serves alone."""
-
-    prefilled_at: float | None = None
-
-    def __init__(self, pool: Pool, side: Side, ask: Ask, request_id: str, deadline: float) -> None:
-        self._pool = pool
-        self._side = side
-        self._ask = ask
-        self._request_id = request_id
-        self._deadline = deadline
-        self._spoken: Spoken | None = None
-
-    async def begin(self) -> None:
-        left = self._deadline - asyncio.get_running_loop().time()
-        response = await send(self._pool, "decode", self._side, self._ask, self._request_id, left)
-        self._spoken = Spoken(response, bool(self._ask.body.get("stream")))
-        try:
-            await self._spoken.begin()
-        except BaseException:
-            self._spoken.close()
-            raise
-
-    def events(self) -> AsyncIterator[bytes]:
-        assert self._spoken is not None
-        return self._spoken.events()
-
-    async def whole(self) -> dict[str, Any]:
-        assert self._spoken is not None
-        return self._spoken.answer
-
-    async def handed_off(self) -> Handoff:
-        return NOTHING
-
-    def close(self) -> None:
-        if self._spoken is not None:
-            self._spoken.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,30 +169,6 @@ class TwoLegs:
             self._unreached = isinstance(error, LegFailed) and error.kind is Failure.NOT_SENT
             _close(spoken)
             raise
-
-
-@asynccontextmanager
-async def patience(ends: Callable[[], float]) -> AsyncIterator[None]:
-    """Raise TimeoutError once it is as late as ``ends`` says, which is asked again by then."""
-    loop = asyncio.get_running_loop()
-    async with asyncio.timeout_at(ends()) as limit:
-        timer: asyncio.TimerHandle
-
-        def arm() -> None:
-            nonlocal timer
-            timer = loop.call_at((limit.when() or 0.0) - ASK_AGAIN_S, look)
-
-        def look() -> None:
-            later = ends()
-            if later > (limit.when() or 0.0):
-                limit.reschedule(later)
-                arm()
-
-        arm()
-        try:
-            yield
-        finally:
-            timer.cancel()
 
 
 def _watched(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

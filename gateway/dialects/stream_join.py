@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.dialects.fields import wants_prompt_logprobs
 from gateway.dialects.leg import LegFailed, error_status
-from gateway.dialects.operation import Legs
+from gateway.dialects.legs import Legs
 from gateway.dialects.parts import Part, joined_usage
 from gateway.dialects.protocol import Dialect
 from gateway.dialects.sse import DONE, data_of, payload_of

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from gateway.dialects.errands import Errands
 from gateway.dialects.leg import LegFailed
-from gateway.dialects.operation import Errands, Legs, TwoLegs, Until, Whole
+from gateway.dialects.legs import Legs, Whole
+from gateway.dialects.operation import TwoLegs, Until
 from gateway.dialects.parts import Part
 from gateway.dialects.protocol import Ask, Dialect, Handoff, Pair, Side
 from gateway.fleet.config import EngineRole

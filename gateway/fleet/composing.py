@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import msgspec
 
-from gateway.dialects.operation import Errands
+from gateway.dialects.errands import Errands
+from gateway.fleet.asked import Splits
 from gateway.fleet.attempt import Calls
 from gateway.fleet.facts import Terms
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.health import HealthWatch
-from gateway.fleet.life import Splits
 from gateway.fleet.serving import SplitServing
 from gateway.registry import ClusterState, Registry
 from gateway.services import Services

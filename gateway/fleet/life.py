@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping
 from secrets import SystemRandom
 from typing import Any
 
@@ -17,18 +16,16 @@ from gateway import refusals
 from gateway.building import Prompted
 from gateway.config import FallbackPolicy
 from gateway.dialects.leg import LegFailed
-from gateway.dialects.parts import Part, joined
-from gateway.dialects.protocol import Dialect
+from gateway.dialects.parts import joined
 from gateway.dialects.stream_join import StreamJoin
 from gateway.errors import ApiError
-from gateway.fleet.attempt import Calls, Order, SplitAttempt
+from gateway.fleet.asked import Asked, EngineRefused, Splits
+from gateway.fleet.attempt import Order, SplitAttempt
 from gateway.fleet.config import DialectName
-from gateway.fleet.facts import Terms, gather
-from gateway.fleet.health import HealthWatch
+from gateway.fleet.facts import gather
 from gateway.kv_lookup import Held
 from gateway.lateness import late_after_s
 from gateway.request_record import Recorded, Route
-from gateway.services import Services
 from gateway.turn import Turn, Way
 from kvcache.control import Finished
 from scheduler.decision import Decision, Reason
@@ -47,45 +44,6 @@ _NO_WAY = {
     Reason.NO_DECODE_NODE: "no engine of this model that decodes is well; `prfaas status` says what is wrong with them",
     Reason.OVERLOADED: "all engines of this model are full; add engines, or try again later",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Splits:
-    """What all requests of one dialect share. ``services`` has a queue and a policy of their own."""
-
-    services: Services
-    calls: Calls
-    health: HealthWatch
-    terms: Callable[[str, str], Terms]
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """One request: its model and dialect, what is asked for in which parts, and what its client wrote.
-
-    ``whole`` says why it must not be split, None where it may be.
-    """
-
-    model: str
-    name: DialectName
-    dialect: Dialect
-    parts: tuple[Part, ...]
-    body: Mapping[str, Any]
-    whole: str | None = None
-
-    @property
-    def streams(self) -> bool:
-        """Whether the client wants the answer as it is spoken."""
-        return self.body.get("stream") is True
-
-
-class EngineRefused(Exception):
-    """An engine says that the request is wrong; its own words go to the client."""
-
-    def __init__(self, status: int, body: bytes) -> None:
-        super().__init__(f"http_{status}")
-        self.status = status
-        self.body = body
 
 
 class SplitLife:

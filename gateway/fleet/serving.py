@@ -20,8 +20,9 @@ from gateway.dialects.protocol import Body
 from gateway.dialects.table import SPLIT
 from gateway.errors import ApiError, bad_field
 from gateway.exchange import JSON, SSE, Exchange
+from gateway.fleet.asked import Asked, EngineRefused, Splits
 from gateway.fleet.config import DialectName
-from gateway.fleet.life import Asked, EngineRefused, SplitLife, Splits
+from gateway.fleet.life import SplitLife
 from gateway.fleet.prompts import about, token_ids
 from gateway.keys import Principal
 from gateway.kv_lookup import BLOCK_TOKENS

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gateway.dialects.leg import LegFailed, error_status
-from gateway.dialects.operation import NOTHING
+from gateway.dialects.legs import NOTHING
 from gateway.dialects.parts import Part, count, joined, parts
 from gateway.dialects.protocol import Handoff
 from gateway.dialects.sse import MAX_EVENT_BYTES, Cutter, EventTooLarge, payload_of
