@@ -51,11 +51,6 @@ class VllmApi:
         while not await self.healthy(_LOOK_S):  # noqa: ASYNC110 (another process's state)
             await asyncio.sleep(_LOOK_S)
 
-    async def silent(self, within_s: float) -> None:
-        """Return once it has not answered for so long. It is asked every second."""
-        while await self.healthy(within_s):  # noqa: ASYNC110 (another process's state)
-            await asyncio.sleep(1.0)
-
     async def context_tokens(self) -> int:
         """How many tokens a prompt and its answer may have together."""
         async with self._http.get("/v1/models") as answer:

@@ -32,7 +32,7 @@ from engines.vllm.api import RequestRefused, VllmApi
 from engines.vllm.figures import Watch
 from engines.vllm.jobs import VllmJob
 from engines.vllm.messages import Dismiss, FromWorker, PoolInfo
-from engines.vllm.process import VllmProcess, api_socket, event_socket, private_directory, worker_socket
+from engines.vllm.process import VllmProcess, api_socket, event_socket, is_stopped, private_directory, worker_socket
 from engines.vllm.requests import Requests
 from engines.vllm.spec import VllmSpec
 from engines.vllm.trial import measure
@@ -44,8 +44,10 @@ from kvcache.layout_configs import read_config
 log = logging.getLogger(__name__)
 
 TICK_S = 0.5
-SILENT_TICKS = 9
+SILENT_TICKS = 8
 HEALTH_S = 4.0
+HUNG_S = 30.0
+"""How long a server may say nothing while its processes are not stopped: on a crowded machine it is slow, not gone."""
 LOST_S = 1.0
 """How long it may take until a server that broke off an answer is known to be lost."""
 STATUS_S = 0.3
@@ -272,15 +274,24 @@ class VllmEngine:
     async def _watch_silence(self) -> None:
         """Workers pulse from a thread of their own, busy or not. Ticks are counted: our own stalls prove nothing."""
         silent = 0
-        while silent < SILENT_TICKS:
+        while silent < SILENT_TICKS or not self._gone(silent * TICK_S):
             await asyncio.sleep(TICK_S)
             silent = 0 if self._heard else silent + 1
             self._heard = False
-        self._bury(f"vLLM's workers are silent for {SILENT_TICKS * TICK_S:.1f} s")
+        self._bury(f"vLLM's workers are silent for {silent * TICK_S:.0f} s")
 
     async def _watch_health(self) -> None:
-        await self._api.silent(HEALTH_S)
-        self._bury(f"vLLM's API has not answered for {HEALTH_S:.0f} s")
+        loop = asyncio.get_running_loop()
+        answered = loop.time()
+        while not self._gone(loop.time() - answered):
+            await asyncio.sleep(TICK_S)
+            if await self._api.healthy(HEALTH_S):
+                answered = loop.time()
+        self._bury(f"vLLM's API has not answered for {loop.time() - answered:.0f} s")
+
+    def _gone(self, silent_s: float) -> bool:
+        """Whether a server that has said nothing for so long will not say anything any more."""
+        return silent_s > HUNG_S or (silent_s >= HEALTH_S and is_stopped(self.pid))
 
     def _bury(self, cause: str, gently: bool = False) -> None:
         """Make sure that all of it is dead, then tell everyone who waits for it."""

@@ -130,12 +130,21 @@ def event_socket(directory: Path) -> Path:
 
 def session(leader: int) -> Iterator[int]:
     """All live processes of a session."""
+    yield from (pid for pid, state in _states(leader) if state not in "ZX")
+
+
+def is_stopped(leader: int) -> bool:
+    """Whether a process of a session is stopped, by a signal or by a debugger."""
+    return any(state in "Tt" for _, state in _states(leader))
+
+
+def _states(leader: int) -> Iterator[tuple[int, str]]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError, ValueError, IndexError):
                 state, *numbers = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-                if int(numbers[2]) == leader and state not in "ZX":
-                    yield int(entry.name)
+                if int(numbers[2]) == leader:
+                    yield int(entry.name), state
 
 
 def shared_memory(leader: int) -> set[Path]:

@@ -83,6 +83,7 @@ class VllmSpec:
             *("--model", str(self.model_dir), "--dtype", str(self.dtype), "--uds", str(api)),
             *("--max-num-batched-tokens", str(self.chunk_tokens), "--max-num-seqs", str(self.max_running)),
             *("--scheduling-policy", "priority", "--max-logprobs", "-1", "--enable-scale-out"),
+            "--disable-uvicorn-access-log",
             *("--kv-transfer-config", json.dumps(self.transfer_config(workers))),
             *("--kv-events-config", json.dumps(events_config(events))),
             *self.arguments,

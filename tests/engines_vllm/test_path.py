@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 
 from deploy.demo import long_prompt
 from deploy.stack import free_port
+from engines.vllm.process import session, shared_memory
 from kvcache.layout import DType, GroupKind, KVLayout
 from tests.engines.harness import layout_of
 from tests.engines_vllm.harness import blocks_in_use, node_options, server_pid, vllm_metrics
@@ -344,8 +345,16 @@ def test_a_consumer_that_is_killed_ends_its_requests_soon_and_comes_back(bed: Be
     check_remote_again(bed, "consumer")
 
 
+def test_a_node_that_is_killed_takes_its_vllm_with_it(bed: Bed) -> None:
+    pid = bed.engine_pid(REMOTE)
+    assert len(list(session(pid))) > 1
+    os.kill(bed.node_pid(REMOTE), signal.SIGKILL)
+    assert eventually(lambda: not list(session(pid)), 15)
+
+
 def test_nothing_is_left_when_all_has_ended(bed: Bed) -> None:
-    pids = [bed.engine_pid(name) for name in (REMOTE, LOCAL)]
+    pid = bed.engine_pid(LOCAL)
+    files = shared_memory(pid)
     bed.stack.stack.stop()
-    assert eventually(lambda: not any(alive(pid) for pid in pids), 20)
-    assert not list(Path("/dev/shm").glob("psm_*")), "shared memory of vLLM was left behind"
+    assert eventually(lambda: not list(session(pid)), 20)
+    assert not [file for file in files if file.exists()], "shared memory of vLLM was left behind"

@@ -224,7 +224,7 @@ async def test_a_python_that_is_none_is_named(tmp_path: Path, room: Room) -> Non
         await VllmEngine.start(wrong, room.pool)
 
 
-@pytest.mark.parametrize(("number", "within_s"), [(signal.SIGKILL, 2.0), (signal.SIGSTOP, 8.0)])
+@pytest.mark.parametrize(("number", "within_s"), [(signal.SIGKILL, 2.0), (signal.SIGSTOP, 12.0)])
 async def test_a_server_that_dies_or_stops_is_noticed_and_leaves_nothing(
     tmp_path: Path, room: Room, number: signal.Signals, within_s: float
 ) -> None:
@@ -235,7 +235,7 @@ async def test_a_server_that_dies_or_stops_is_noticed_and_leaves_nothing(
     began = time.monotonic()
     cause = await engine.wait_lost()
     assert time.monotonic() - began < within_s
-    assert ("status -9" if number is signal.SIGKILL else "for 4") in cause
+    assert ("status -9" if number is signal.SIGKILL else "vLLM's ") in cause
     with pytest.raises(EngineLost):
         await read(stream)
     assert list(session(engine.pid)) == []
