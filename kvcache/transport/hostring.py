@@ -145,7 +145,7 @@ class RingChannel(Channel):
             self._loop.remove_reader(self._sock.fileno())
         if self._reader.available or self._ended:
             self._call("_readable")
-        if self._writer.room or self._ended:
+        if self._sock.fileno() >= 0 and (self._writer.room or self._ended):  # who was called may have closed it
             self._call("_writable")
 
     def _call(self, which: str) -> None:

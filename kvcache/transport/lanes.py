@@ -154,6 +154,11 @@ class Lanes:
         async with asyncio.timeout(self._limits.handshake_s):
             parser = await introduce(channel, session, self._check)
         assert session.peer is not None
+        try:
+            self._check(session.peer)  # once more: it may have been lost meanwhile
+        except PeerRefused:
+            channel.close()
+            raise
         peer = self._known(session.peer.node_id)
         assert peer is not None
         peer.add(Connection(dialled, session.version, channel, parser, self._limits))

@@ -177,11 +177,13 @@ class _End:
         self._closed = True
 
         def release(nixl: Any) -> None:
-            for each in self._registered:
-                nixl.deregister_memory(each)
-            for view in self.memory:
-                view.release()
-            self.agent.keep_memory(self.maps)
+            try:
+                for each in self._registered:
+                    nixl.deregister_memory(each)
+            finally:
+                for view in self.memory:
+                    view.release()
+                self.agent.keep_memory(self.maps)
 
         self.agent.call(release)
 
@@ -259,7 +261,7 @@ class NixlChannel(Channel):
         over = self._failure is not None
         if self._readable is not None and (over or self._reader.available):
             self._readable()
-        if self._writable is not None and (over or self._writer.room):
+        if self._writable is not None and not self._closed and (over or self._writer.room):
             self._writable()
 
 

@@ -93,6 +93,17 @@ async def test_what_was_sent_before_the_end_arrives_before_it(arrived: list[Chan
         theirs.send([room])
 
 
+async def test_who_hears_of_the_end_may_close_the_channel(arrived: list[Channel]) -> None:
+    mine, theirs = await pair(arrived)
+    wrong: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: wrong.append(context))
+    theirs.watch_writable(lambda: None)
+    theirs.watch_readable(theirs.close)
+    mine.close()
+    await until(lambda: theirs._sock.fileno() < 0)  # type: ignore[attr-defined]
+    assert wrong == []
+
+
 async def test_a_node_that_is_not_on_this_host_is_not_found() -> None:
     before = descriptors()
     with pytest.raises(ConnectionRefusedError):
