@@ -158,10 +158,13 @@ class Generation:
             await self._follow_all()
 
     async def _follow_all(self) -> None:
-        first, *beside = (self._follow(answer) for answer in self._answers)
-        following = [asyncio.create_task(each) for each in beside]
+        """Return when all are said; once one fails, nothing more is heard of the others. Raises JobEnded."""
+        if len(self._answers) == 1:
+            await self._follow(self._answers[0])
+            return
+        following = [asyncio.create_task(self._follow(answer)) for answer in self._answers]
         try:
-            await asyncio.gather(first, *following) if following else await first
+            await asyncio.gather(*following)
         finally:
             for task in following:
                 task.cancel()

@@ -251,6 +251,8 @@ async def test_an_answer_that_fails_ends_the_others(tokenizer):
         failed = await nodes.decode.ended(job.generation)
         assert (failed.cause, failed.detail) == ("engine_error", "scripted")
         assert nodes.decode.asking.running == 0
+        await nodes.idle()
+        assert not [m for m in nodes.decode.reports if isinstance(m, AnswerEnded)]
 
 
 async def test_more_answers_than_a_node_gives_are_refused(tokenizer):
