@@ -7,7 +7,7 @@ import pytest
 
 from kvcache.control import ChangeRole, Failed, Finished, Heartbeat, Join, ModelInfo, Refused, RoleChanged
 from kvcache.layout import DType
-from kvcache.replicas import Siblings
+from kvcache.replicas import Leaving, Siblings
 from kvcache.wire import Role
 from node import config as parsing
 from node import gateways as module
@@ -161,6 +161,24 @@ async def test_one_address_suffices_where_gateways_tell_of_each_other():
         await a.until(lambda: len(gateways.joined) == 1)
         await asyncio.sleep(0.05)
         assert b.sockets
+
+
+async def test_whoever_takes_over_an_address_is_joined_while_the_one_that_leaves_is_served_to_its_end():
+    async with fakes("a") as (a,), joined(a.url) as (gateways, _):
+        await a.until(lambda: a.sockets)
+        url, leaving = gateways.joined[0], a.sockets["n"]
+        a.gateway_id = "b"
+        await a.send("n", Leaving())
+        await a.until(lambda: len(gateways.joined) == 2)
+        assert gateways.joined == [url, f"{url}#1"]
+        assert a.joins[1].gateways == ("a",)
+        await leaving.close()
+        await a.until(lambda: gateways.joined == [f"{url}#1"])
+        await asyncio.sleep(0.2)  # twice its longest pause
+        assert len(a.joins) == 2, "the session that ended is not begun again"
+        a.gateway_id = "c"
+        await a.send("n", Leaving())
+        await a.until(lambda: gateways.joined == [f"{url}#1", f"{url}#2"])
 
 
 async def test_a_gateway_that_nobody_speaks_of_any_more_is_forgotten_once_it_is_gone():
