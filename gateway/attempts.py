@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from msgspec import structs
 
 from gateway import plausible
+from gateway.bell import Bell
 from gateway.failures import AttemptFailed, node_gone, not_sent, told_by
 from gateway.ordered_ways import OrderedWays
 from gateway.sessions import NodeLost, NodeSession, Prefilling, codec_quality
@@ -103,7 +104,7 @@ class Attempt:
         self._answer = plausible.AnswerCheck(job)
         self._items: deque[AnswerPart] = deque()
         self._failure: AttemptFailed | None = None
-        self._wake = asyncio.Event()
+        self._bell = Bell()
         self._transferred = leg is None
         self._computed = leg is None
         self._queued_bytes = 0
@@ -141,9 +142,7 @@ class Attempt:
     async def next(self, timeout_s: float) -> AnswerPart:
         """The next piece of the answer. Raises AttemptFailed, and TimeoutError after ``timeout_s``."""
         if not self._items and self._failure is None:
-            self._wake.clear()
-            async with asyncio.timeout(timeout_s):
-                await self._wake.wait()
+            await self._bell.wait(asyncio.get_running_loop().time() + timeout_s)
         if self._items:
             return self._items.popleft()
         assert self._failure is not None
@@ -155,6 +154,7 @@ class Attempt:
             return
         self._closed = True
         self._outcome = (outcome, failure)
+        self._bell.close()
         if self.before is not None:
             self.before.close()
         now = asyncio.get_running_loop().time()
@@ -303,7 +303,7 @@ class Attempt:
             if self.leg is not None:  # the decode node does not know what its prefill node need not compute
                 item = structs.replace(item, cached_tokens=self._cached_tokens)
         self._items.append(item)
-        self._wake.set()
+        self._bell.ring()
 
     def _on_failed(self, failure: AttemptFailed) -> None:
         """``aborted`` is hearsay: the other leg has ended and says why itself. Give its word a moment to arrive."""
@@ -321,7 +321,7 @@ class Attempt:
         if failure.cause == "corrupt" and self.leg is not None:
             self.leg.ways.corrupted()
         self.close("failed", failure)
-        self._wake.set()
+        self._bell.ring()
 
     def _computing_ended(self) -> None:
         if self.leg is not None and not self._computed:

@@ -55,10 +55,13 @@ class AnswerCheck:
         self._left[delta.answer] -= count
         if self._left[delta.answer] < 0:
             return "more tokens than were asked for"
-        if not all(0 <= token < MAX_TOKEN_ID for token in delta.token_ids):
-            return "token_ids"
+        for token in delta.token_ids:  # mostly one, once for every token that is spoken
+            if not 0 <= token < MAX_TOKEN_ID:
+                return "token_ids"
         if len(delta.text) > SPARE_CHARS + count * MAX_TOKEN_CHARS:
             return "text"
+        if not self._logprobs and not delta.logprobs:
+            return None
         entries = delta.logprobs or ()
         if len(entries) != (count if self._logprobs else 0) or not all(entries):
             return "logprobs"
