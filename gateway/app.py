@@ -315,7 +315,7 @@ class Gateway:
         if any(node.free_slots > 0 for node in nodes if node.accepting):
             return True
         now = asyncio.get_running_loop().time()
-        return any(engine.free_slots and engine.accepting(now) for engine in self.fleet.engines)
+        return any(engine.free_slots and engine.accepting(now) for engine in self.fleet.speakers)
 
     def not_ready(self) -> str | None:
         """What keeps this gateway from serving, or None."""
@@ -323,7 +323,7 @@ class Gateway:
             return "shutting down"
         if not any(node.accepting for node in self.registry.nodes(self.registry.local_cluster, Role.DECODE)):
             now = asyncio.get_running_loop().time()
-            if not any(engine.accepting(now) for engine in self.fleet.engines):
+            if not any(engine.accepting(now) for engine in self.fleet.speakers):
                 return "no decode node accepts work"
             return None
         return self.canary.missing_proof()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gateway.fleet.config import DialectName, EngineConfig
+from gateway.fleet.config import DialectName, EngineConfig, EngineRole
 from gateway.fleet.engine import Engine
 from scheduler.accuracy import TtftRatio
 from scheduler.links import LinkState
@@ -26,6 +26,7 @@ class Fleet:
         self.local_cluster = local_cluster
         self._engines: dict[str, Engine] = {}
         self._leaving: list[Engine] = []
+        self._splits = False
         self._links: dict[str, LinkState] = {}
         self._accuracy: dict[str, TtftRatio] = {}
         self.apply(configs)
@@ -41,6 +42,7 @@ class Fleet:
         added = [name for name in wanted if name not in kept]
         removed = [name for name in self._engines if name not in wanted]
         self._engines = {name: kept.get(name) or Engine(config) for name, config in wanted.items()}
+        self._splits = any(config.dialect.splits for config in wanted.values())
         return Changes(tuple(added), tuple(removed))
 
     @property
@@ -48,6 +50,16 @@ class Fleet:
         """Those of the file in its order, then those that still finish what they have."""
         self._leaving = [engine for engine in self._leaving if engine.running]
         return [*self._engines.values(), *self._leaving]
+
+    @property
+    def speakers(self) -> list[Engine]:
+        """Those of the file that speak answers: all but prefill engines."""
+        return [engine for engine in self._engines.values() if engine.config.role is not EngineRole.PREFILL]
+
+    @property
+    def splits(self) -> bool:
+        """Whether any engine speaks a dialect that splits."""
+        return self._splits
 
     @property
     def models(self) -> list[str]:

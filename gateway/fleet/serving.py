@@ -54,6 +54,8 @@ class SplitServing:
 
     def takes(self, body: bytes) -> bool:
         """Whether this body asks for a model that is served here; what cannot be read is for others to refuse."""
+        if not self._splits.calls.fleet.splits:
+            return False
         try:
             model = msgspec.json.decode(_MODEL.decode(body).get("model", b"null"))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.config import GatewayConfig
 from gateway.fleet import health as health_module
-from gateway.fleet.config import DialectName, EngineConfig
+from gateway.fleet.config import DialectName, EngineConfig, EngineRole
 from gateway.fleet.engine import Engine
 from gateway.fleet.fleet import Changes, Fleet
 from gateway.fleet.health import HealthWatch
@@ -37,6 +37,15 @@ def test_an_engine_that_is_as_it_was_keeps_what_is_known_of_it() -> None:
     assert (b.draining, b.accepting(0.0)) == (True, False)
     use.end(True, 1.0)
     assert [engine.name for engine in fleet.engines] == ["a", "c"]
+
+
+def test_prefill_engines_speak_no_answers() -> None:
+    split = replace(ONE, dialect=DialectName.SGLANG)
+    fleet = Fleet((replace(split, name="p", role=EngineRole.PREFILL), replace(split, name="d")), "local")
+    assert [engine.name for engine in fleet.speakers] == ["d"]
+    assert fleet.splits
+    fleet.apply((ONE,))
+    assert not fleet.splits
 
 
 def test_an_engine_at_another_address_is_another_engine() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from gateway.cli import main
 from gateway.registry import Dial
 from gateway.terms import ClusterTerms
 from tests.gateway.fleet.conftest import DIALECTS, LONG, Pair
@@ -167,3 +170,19 @@ async def test_a_cluster_that_is_drained_or_may_not_serve_the_model_gets_no_prom
     assert (await one.ask()).headers["x-prfaas-route"] == "remote:east"
     registry.set_draining("east", True)
     assert (await one.ask()).headers["x-prfaas-route"] == "local"
+
+
+async def test_status_and_explain_speak_of_engines(pairs: Pair) -> None:
+    one = await pairs("vllm-nixl-pull")
+    answer = await one.ask(stream=True)
+
+    async def prfaas(*arguments: str) -> str:
+        done = await asyncio.to_thread(CliRunner().invoke, main, [*arguments, "--gateway", one.stage.url])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    rows = [line.split() for line in (await prfaas("status")).splitlines()]
+    assert ["p0", "east", "tiny", "vllm-nixl-pull", "prefill", "accepting", "0/256", "0"] in [row[:8] for row in rows]
+    said = await prfaas("explain", answer.headers["x-request-id"])
+    assert "east: more uncached tokens than the threshold" in said
+    assert "outcome finished" in said
