@@ -236,6 +236,7 @@ async def _run(config: NodeConfig, gateways: Sequence[str], choice: EngineChoice
     if not await _unless(stop, enrolling):
         return
     node = Node(config, model, start_engine(choice, config, model, _Progress(config.node_id)), enrolling.result())
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, node.reload_certificate)
     try:
         if not await _unless(stop, node.start()):
             return

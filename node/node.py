@@ -85,7 +85,13 @@ from node.renewal import Renewal
 from node.roles import NodeRole
 from node.router import FrameRouter
 from node.tiers import make_levels
-from node.tls import dialling_context, gateway_context, listening_context
+from node.tls import (
+    certificate_told,
+    dialling_context,
+    gateway_context,
+    listening_context,
+    operators_certificate,
+)
 from node.topology.discover import discover
 from node.topology.machine import ThisMachine
 from prefill_service.context import ServiceContext, ServiceLimits
@@ -118,6 +124,7 @@ class Node:
         self._gateway_tls = gateway_context(config.gateway_ca, None if identity is None else identity.enrolment.files)
         self._listen_tls, dial_tls = listening_context(kv_tls), dialling_context(kv_tls)
         self._renewal = None if identity is None else self._renewing(identity, dial_tls)
+        self._kv_certificate = operators_certificate(config.kv_tls, self._listen_tls, dial_tls)
         self._rates = Rates()
         self._prefill_ranks, self._speech_ranks = Ranks(), Ranks()
         try:
@@ -224,6 +231,8 @@ class Node:
             works.append(self._event_socket.run())
         if self._renewal is not None:
             works.append(self._renewal.run())
+        if self._kv_certificate is not None:
+            works.append(self._kv_certificate.follow(certificate_told))
         tasks = [asyncio.create_task(work) for work in works]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -233,6 +242,18 @@ class Node:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def reload_certificate(self) -> None:
+        """Take the KV port's certificate anew, without waiting for its files to be seen to change."""
+        if self._kv_certificate is None:
+            log.info("nothing to reload: no --kv-tls-cert")
+            return
+        try:
+            self._kv_certificate.load()
+        except OSError as error:
+            certificate_told(error)
+        else:
+            certificate_told(None)
 
     async def joined(self) -> None:
         """Return once a gateway has accepted this node for the first time."""

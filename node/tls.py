@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 from pathlib import Path
 
+from kvcache.certificate_files import CertificateFiles
 from node.config import ConfigError, TlsFiles
+
+log = logging.getLogger(__name__)
 
 
 def listening_context(files: TlsFiles) -> ssl.SSLContext | None:
@@ -44,6 +48,21 @@ def gateway_context(ca: Path | None, own: TlsFiles | None = None) -> ssl.SSLCont
     if own is not None and own.cert is not None and own.key is not None:
         context.load_cert_chain(own.cert, own.key)
     return context
+
+
+def operators_certificate(files: TlsFiles, *contexts: ssl.SSLContext | None) -> CertificateFiles | None:
+    """The KV port's certificate as those contexts show it, to be taken anew when an operator replaces the files."""
+    if files.cert is None or files.key is None:
+        return None
+    return CertificateFiles(files.cert, files.key, [context for context in contexts if context is not None])
+
+
+def certificate_told(error: OSError | None) -> None:
+    """Log what became of a replaced certificate."""
+    if error is None:
+        log.info("KV certificate replaced")
+    else:
+        log.error("KV certificate not replaced, the files cannot be used together: %s", error)
 
 
 def _load(context: ssl.SSLContext, files: TlsFiles) -> None:

@@ -14,9 +14,16 @@ from kvcache.control import KvAddress
 from kvcache.transport import Expected, KvEndpoint, LocalIdentity, PeerRefused, PeerUnreachable
 from kvcache.wire import Role
 from node.config import ConfigError, TlsFiles
-from node.tls import dialling_context, gateway_context, listening_context
+from node.tls import dialling_context, gateway_context, listening_context, operators_certificate
 from tests.node.fake_gateway import FakeGateway
 from tests.node.test_control import running
+
+
+async def serial(trusting, port):
+    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting, server_hostname="127.0.0.1")
+    found = writer.get_extra_info("peercert")["serialNumber"]
+    writer.close()
+    return found
 
 
 class Root:
@@ -147,3 +154,33 @@ async def test_the_control_stream_trusts_the_operators_root_and_no_other(root):
         async with running(gateway) as (_, stream, _):
             await asyncio.sleep(0.3)
             assert not stream.joined
+
+
+async def test_a_replaced_certificate_is_shown_by_the_kv_port_and_by_dials(tmp_path):
+    root = Root(tmp_path / "root")
+    files, peer = root.files("node"), root.files("peer")
+    listening, dialling = listening_context(files), dialling_context(files)
+    certificate = operators_certificate(files, listening, dialling)
+    seen = []
+
+    async def accept(reader, writer):
+        seen.append(writer.get_extra_info("peercert")["serialNumber"])
+        writer.close()
+
+    async with (
+        await asyncio.start_server(accept, "127.0.0.1", 0, ssl=listening) as mine,
+        await asyncio.start_server(accept, "127.0.0.1", 0, ssl=listening_context(peer)) as theirs,
+    ):
+        ports = [server.sockets[0].getsockname()[1] for server in (mine, theirs)]
+        before = await serial(dialling_context(peer), ports[0])
+        await serial(dialling, ports[1])
+        root.files("node")
+        certificate.load()
+        after = await serial(dialling_context(peer), ports[0])
+        await serial(dialling, ports[1])
+        async with asyncio.timeout(5):
+            while len(seen) < 4:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    assert before != after
+    assert {before, after} <= set(seen)
+    assert operators_certificate(TlsFiles(), listening) is None
