@@ -109,6 +109,8 @@ class SplitServing:
         for field in RESERVED:
             if body.get(field) is not None:
                 raise bad_field(field, f"{field}: the gateway says where engines find KV; leave it out")
+        if body.get("stream") is not None and type(body["stream"]) is not bool:
+            raise bad_field("stream", "stream: must be true or false; engines take more for true than others do")
         model = body["model"]
         fleet = self._splits.calls.fleet
         name = fleet.dialect(model)

@@ -161,6 +161,14 @@ async def test_a_client_cannot_say_where_kv_is(pairs: Pair, field: str) -> None:
     assert not one.p.calls
 
 
+@pytest.mark.parametrize("stream", [1, 0, "yes", []])
+async def test_what_engines_may_take_for_a_stream_is_refused(pairs: Pair, stream: Any) -> None:
+    one = await pairs("vllm-nixl-pull")
+    answer = await one.ask(stream=stream)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stream")
+    assert not one.p.calls
+
+
 async def test_a_cluster_that_is_drained_or_may_not_serve_the_model_gets_no_prompt(pairs: Pair) -> None:
     one = await pairs("vllm-nixl-pull")
     registry = one.stage.gateway.registry
