@@ -117,9 +117,7 @@ class AttemptBuilder:
         facts = prompted.facts
         context = (facts.tenant, facts.lora, traceparent)
         ways = self._interconnects.order(prefill, decode, option.wire_bytes)
-        job = PrefillJob(
-            ticket, prompted.token_ids, option.codec, priority, dial, *context, transports=ways.transports
-        )
+        job = PrefillJob(ticket, prompted.token_ids, option.codec, priority, dial, *context, transports=ways.transports)
         link = self._registry.link(prefill.join.cluster)
         leg = PrefillLeg(prefill, job, link, ways, option.start, stop, chunk)
         return leg, _source(ticket, prefill, facts.quality)
