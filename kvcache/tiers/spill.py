@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from kvcache.kept import Block, Entry, EntryKind, Snapshot
 from kvcache.tiers.image import Damaged, Image, check, draft, sealed
@@ -40,7 +40,7 @@ class Spiller:
             await self._recover(number, level)
         self.recovered.set()
         while True:
-            while (entry := self._next()) is not None and await self._spill(entry):
+            while (way := self._next()) and await self._spill_all(way):
                 pass
             self._news.clear()
             with contextlib.suppress(TimeoutError):
@@ -54,14 +54,15 @@ class Spiller:
         cache = self._places.cache
         return cache.pool.free_pages + cache.copied_pages >= self._safe_pages
 
-    def _next(self) -> Entry | None:
-        """The next entry to copy; None where enough is safe, or nothing would be won."""
+    def _next(self) -> list[Entry]:
+        """An entry that would go soon, and what it follows on: to be copied as a whole. Empty where enough is safe.
+
+        The pool lets go of the last entry first, so what comes before it is safe only together with it.
+        """
         if self._is_safe or not any(level.health.can_write(self._places.now()) for level in self._places.levels):
-            return None
+            return []
         entry = self._places.cache.next_uncopied()
-        if entry is None:
-            return None
-        return next(uncopied for uncopied in _way_to(entry) if not uncopied.copied)
+        return [] if entry is None else _way_to(entry)
 
     def _pause_s(self) -> float | None:
         """Until a tier is tried again that failed; None where none did."""
@@ -70,9 +71,18 @@ class Spiller:
 
     # ---- copying
 
+    async def _spill_all(self, way: Sequence[Entry]) -> bool:
+        """Copy these, one after another; whether more is worth trying."""
+        for entry in way:
+            if not await self._spill(entry):
+                return False
+        return True
+
     async def _spill(self, entry: Entry) -> bool:
-        """Copy one entry; whether the next one is worth trying."""
+        """Copy one entry, if it is still kept; whether the next one is worth trying."""
         places = self._places
+        if not self._is_kept(entry, entry.pages):
+            return True
         if places.index.get(*_key(entry)) is not None:  # since before the pool got it again
             places.cache.copied(entry, True)
             return True
@@ -210,14 +220,14 @@ def _key(entry: Entry) -> tuple[bytes, EntryKind]:
     return (entry.hash if isinstance(entry, Block) else entry.block.hash), entry.kind
 
 
-def _way_to(entry: Entry) -> Iterator[Entry]:
-    """An entry and the blocks that it follows on, the first of them first."""
+def _way_to(entry: Entry) -> list[Entry]:
+    """An entry and the blocks without a copy that it follows on, the first of them first."""
     way = [entry]
     at = entry.block if isinstance(entry, Snapshot) else entry.parent if isinstance(entry, Block) else None
     while at is not None and not at.copied:
         way.append(at)
         at = at.parent
-    return reversed(way)
+    return way[::-1]
 
 
 def _write(level: Level, image: Image, views: Sequence[memoryview]) -> Image:
