@@ -17,6 +17,7 @@ import time
 from dataclasses import asdict
 
 from tests.wan.direction import Direction, LinkSettings
+from tests.wan.firewall import let_through
 
 TICK_S = 0.0003
 """How long packets may wait to be looked at: looking at each at once would cost most of a core."""
@@ -50,7 +51,10 @@ def answer(control: socket.socket, directions: tuple[Direction, Direction]) -> b
 def carry(control: socket.socket, tuns: tuple[int, int], settings: LinkSettings) -> None:
     """Carry until ``control`` is closed."""
     there, back = Direction(settings, settings.seed), Direction(settings, settings.seed + 1)
-    ways = ((there, tuns[0], tuns[1]), (back, tuns[1], tuns[0]))
+    ways = (
+        (there, tuns[0], tuns[1], lambda: there.settings.far_open),
+        (back, tuns[1], tuns[0], lambda: back.settings.near_open),
+    )
     looked = time.monotonic()
     while True:
         idle = there.idle and back.idle
@@ -60,8 +64,10 @@ def carry(control: socket.socket, tuns: tuple[int, int], settings: LinkSettings)
         if idle:
             looked = time.monotonic()
         now = time.monotonic()
-        for direction, source, target in ways:
+        for direction, source, target, opened in ways:
             packets = read_packets(source)
+            if (ports := opened()) is not None:
+                packets = let_through(packets, ports)
             if packets:
                 direction.offer(packets, looked, now)
             for packet in direction.due(now):

@@ -14,7 +14,8 @@ QUEUE_BYTES = 4 << 20
 class LinkSettings:
     """Both directions alike. ``rate_bps`` counts IP packets; 0 stops the line, and what does not fit its queue is lost.
 
-    ``loss`` is the chance of each packet to be lost, ``delay_s`` the way of each.
+    ``loss`` is the chance of each packet to be lost, ``delay_s`` the way of each. ``near_open`` and ``far_open`` are
+    the ports at which that end lets itself be connected to, None for all.
     """
 
     rate_bps: float = 1e9
@@ -22,6 +23,8 @@ class LinkSettings:
     loss: float = 0.0
     queue_bytes: int = QUEUE_BYTES
     seed: int = 1
+    near_open: tuple[int, ...] | None = None
+    far_open: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.rate_bps < 0 or self.delay_s < 0 or self.queue_bytes < 1 or not 0 <= self.loss <= 1:
