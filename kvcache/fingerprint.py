@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +51,18 @@ class Fingerprint:
 
     def digest(self) -> str:
         """All parts as one hex text of 32 characters: equal exactly where every part is."""
-        return _digest(json.dumps(self.parts(), sort_keys=True).encode())
+        return _digest_of(self)
 
     def difference(self, other: Fingerprint) -> str | None:
         """The first part in which the two differ, or None."""
         mine, theirs = self.parts(), other.parts()
         return next((name for name in mine if mine[name] != theirs[name]), None)
+
+
+@lru_cache(maxsize=256)
+def _digest_of(fingerprint: Fingerprint) -> str:
+    """Kept: every request asks for that of the one model that is served."""
+    return _digest(json.dumps(fingerprint.parts(), sort_keys=True).encode())
 
 
 def fingerprint_of(model_dir: Path, dtype: DType, revision: str = "") -> Fingerprint:
