@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from gateway.admission_metrics import AdmissionMetrics
 from gateway.budgets import Budgets
@@ -61,7 +62,7 @@ class Admission:
             if (usage := self._usage(kind, name, limits, now)) is not None
         ]
         for kind, usage in usages:
-            self._check(kind, usage.refusal(now))
+            self._check(kind, usage.refusal(now), usages, now)
         for _, usage in usages:
             usage.begin(now)
         return Pass(self, principal, terms.weight, usages)
@@ -74,9 +75,10 @@ class Admission:
     def check_tokens(self, usages: list[tuple[str, Usage]], tokens: int, now: float) -> None:
         """Raise ApiError 429 where one of the holders may not use so many now."""
         for kind, usage in usages:
-            self._check(kind, usage.token_refusal(tokens, now))
+            self._check(kind, usage.token_refusal(tokens, now), (), now)
 
-    def _check(self, kind: str, refusal: Refusal | None) -> None:
+    def _check(self, kind: str, refusal: Refusal | None, usages: Sequence[tuple[str, Usage]], now: float) -> None:
+        """``usages`` are those that the answer has not told yet."""
         if refusal is None:
             return
         self._metrics.refused.labels(refusal.limit.value).inc()
@@ -86,6 +88,7 @@ class Admission:
             f"in {refusal.retry_after_s:.1f} s, or have the limit raised",
             code="rate_limit_exceeded",
             retry_after_s=refusal.retry_after_s,
+            told=rate_headers([usage for _, usage in usages], now),
         )
 
     def _usage(self, kind: str, name: str, limits: Limits, now: float) -> Usage | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -11,7 +12,7 @@ class ApiError(Exception):
     """A request that is answered with an error.
 
     ``param`` names the field of the request, ``code`` is stable for programs, ``retry_after_s`` becomes Retry-After,
-    ``allow`` the methods that a 405 names.
+    ``allow`` the methods that a 405 names; ``told`` are further headers.
     """
 
     def __init__(
@@ -23,6 +24,7 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after_s: float | None = None,
         allow: tuple[str, ...] = (),
+        told: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -31,6 +33,7 @@ class ApiError(Exception):
         self.code = code
         self.retry_after_s = retry_after_s
         self.allow = allow
+        self.told = told
 
     def body(self) -> dict[str, Any]:
         """The JSON object that a client reads."""
@@ -39,7 +42,7 @@ class ApiError(Exception):
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Extra response headers."""
-        extra: list[tuple[bytes, bytes]] = []
+        extra = list(self.told)
         if self.retry_after_s is not None:
             extra.append((b"retry-after", str(max(1, round(self.retry_after_s + 0.499))).encode()))
         if self.allow:

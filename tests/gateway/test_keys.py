@@ -116,6 +116,11 @@ async def test_answers_say_what_is_left_to_use(stage: Open) -> None:
     assert int(told["x-ratelimit-remaining-requests"]) == 59, "of what may come at once: three seconds' worth"
     assert told["x-ratelimit-reset-requests"].endswith("ms")
     assert "x-ratelimit-limit-requests" not in (await one.complete()).headers
+    _, slow = await with_key(one, requests_per_minute=6, tokens_per_minute=600)
+    assert (await one.complete(headers=slow)).headers["x-ratelimit-remaining-requests"] == "0"
+    refused = await one.complete(headers=slow)
+    assert (refused.status_code, refused.headers["x-ratelimit-remaining-requests"]) == (429, "0")
+    assert refused.headers.get_list("x-ratelimit-limit-requests") == ["6"]
 
 
 @pytest.mark.parametrize(
