@@ -23,7 +23,7 @@ TOLERANCE = 0.10
 
 @dataclass(frozen=True)
 class Row:
-    """One transport beside one computation: medians, seconds; shares of the transfer alone.
+    """One transport beside one computation: seconds, and shares of the transfer alone.
 
     ``recorded`` is what the gateway keeps of such a transfer, which knows nothing of the transfer alone.
     """
@@ -42,21 +42,27 @@ class Row:
         return self.hidden - self.modelled
 
 
+def undisturbed(seconds: Sequence[float]) -> float:
+    return statistics.quantiles(seconds, n=4)[0]
+
+
 async def measure(pair: TransportPair, transport: str, ratio: float, rounds: int) -> Row:
-    """Alone and beside, in turn: what slows the machine slows both, and each is compared with its neighbours."""
+    """Alone and beside, in turn, so that what slows one slows both.
+
+    Of each the lower quartile is taken: what disturbs a transfer only makes it longer.
+    """
     alone = [(await pair.fetch(transport)).report.exposed_s for _ in range(3)]
-    compute_s = ratio * statistics.median(alone)
-    before, layers = alone[-1], pair.layers
-    rows = []
+    compute_s = ratio * undisturbed(alone)
+    exposed, recorded = list[float](), list[float]()
     for _ in range(rounds):
         done = (await pair.fetch(transport, compute_s)).report
-        after = (await pair.fetch(transport)).report.exposed_s
-        alone_s, before = (before + after) / 2, after
-        model = pipelined([compute_s / layers] * layers, [alone_s / layers] * layers)
-        hidden, recorded = 1 - done.exposed_s / alone_s, 1 - done.backlog_bytes / done.raw_bytes
-        rows.append((alone_s, done.exposed_s, max(0.0, hidden), model.hidden, recorded))
-    alone_s, exposed_s, hidden, modelled, recorded = map(statistics.median, zip(*rows, strict=True))
-    return Row(transport, ratio, alone_s, compute_s, exposed_s, hidden, modelled, recorded)
+        exposed.append(done.exposed_s)
+        recorded.append(1 - done.backlog_bytes / done.raw_bytes)
+        alone.append((await pair.fetch(transport)).report.exposed_s)
+    alone_s, exposed_s, layers = undisturbed(alone), undisturbed(exposed), pair.layers
+    model = pipelined([compute_s / layers] * layers, [alone_s / layers] * layers)
+    hidden = max(0.0, 1 - exposed_s / alone_s)
+    return Row(transport, ratio, alone_s, compute_s, exposed_s, hidden, model.hidden, statistics.median(recorded))
 
 
 async def run(transports: Sequence[str], nbytes: int, rounds: int) -> list[Row]:
