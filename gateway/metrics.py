@@ -129,6 +129,7 @@ class _Fleet:
         nodes = GaugeMetricFamily("prfaas_nodes", "Joined nodes", labels=["cluster", "role", "accepting"])
         usage = GaugeMetricFamily("prfaas_kv_cache_usage_perc", "Host pool in use, 0 to 1", labels=["node"])
         queued = GaugeMetricFamily("prfaas_node_queued_tokens", "Prompt tokens waiting", labels=["node"])
+        forged = CounterMetricFamily("prfaas_node_refused_tickets", "Tickets that a node refused", labels=["node"])
         speed = GaugeMetricFamily("prfaas_node_prefill_tokens_per_second", "Learnt prefill speed", labels=["node"])
         links = [GaugeMetricFamily(name, text, labels=["cluster"]) for name, text in _LINK_GAUGES]
         probes = CounterMetricFamily("prfaas_link_probe_bytes", "Bytes that measured idle ways", labels=["cluster"])
@@ -138,6 +139,8 @@ class _Fleet:
             counts[key] = counts.get(key, 0) + 1
             if node.heartbeat is not None and node.heartbeat.pages_total > 0:
                 usage.add_metric([node.node_id], 1 - node.heartbeat.pages_free / node.heartbeat.pages_total)
+            if node.heartbeat is not None:
+                forged.add_metric([node.node_id], node.heartbeat.refused_tickets)
             queued.add_metric([node.node_id], node.queued_tokens)
             if node.speed.tokens_per_s is not None:
                 speed.add_metric([node.node_id], node.speed.tokens_per_s)
@@ -151,7 +154,7 @@ class _Fleet:
                 if figure is not None:
                     gauge.add_metric([cluster.name], float(figure))
             probes.add_metric([cluster.name], link.probe_bytes)
-        return [nodes, usage, queued, speed, *links, probes]
+        return [nodes, usage, queued, forged, speed, *links, probes]
 
 
 class _PrefixIndex:

@@ -160,7 +160,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     of prompts to compute. It plays ``role`` since the ChangeRole of ``role_epoch``, whichever gateway gave that. Nodes
     before this version leave both None.
 
-    The node remembers ``tickets`` that were used or wait for their job, runs ``tasks``, and has ``files`` open.
+    The node remembers ``tickets`` that were used or wait for their job, has turned away ``refused_tickets``, runs ``tasks``, and has ``files`` open.
     """
 
     accepting: bool
@@ -186,6 +186,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     role: Role | None = None
     role_epoch: int = 0
     tickets: int = 0
+    refused_tickets: int = 0
     tasks: int = 0
     files: int = 0
 

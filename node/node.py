@@ -342,6 +342,7 @@ class Node:
             role=self._role.role,
             role_epoch=self._role.epoch,
             tickets=self._serving.tickets,
+            refused_tickets=self._serving.refused_tickets,
             tasks=len(asyncio.all_tasks()),
             files=len(os.listdir("/proc/self/fd")) - 1,  # but for the one that lists them
         )

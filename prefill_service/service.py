@@ -66,6 +66,8 @@ class PrefillService:
         self._used = UsedTransfers()
         self._exports: dict[bytes, Transmission] = {}
         self._orderers: dict[bytes, str] = {}
+        self.refused_tickets = 0
+        """Tickets that were forged, for another node or key, or used before, since the start."""
         self._early: dict[bytes, EarlyOpen] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -115,6 +117,7 @@ class PrefillService:
             ticket = self._verify(order.ticket, () if known is None else (known.key,))
         except TicketError as error:
             named = claimed_transfer(order.ticket) or b""
+            self.refused_tickets += 1
             _refuse(context, named.hex(), "bad_ticket", str(error))
             return
         if ticket.transfer in self._exports:
@@ -268,7 +271,7 @@ class PrefillService:
                 raise TicketError("decode_key", "belongs to another node")
         except TicketError as error:
             named = claimed_transfer(frame.ticket)
-            log.warning("open refused peer=%s reason=%r", peer.identity.node_id, str(error))
+            self._refused(peer, str(error))
             if named is not None:
                 peer.send(Abort(named, "bad_ticket", str(error)))
             return
@@ -276,9 +279,14 @@ class PrefillService:
         if export is not None:
             export.claim(peer, frame)
         elif ticket.transfer in self._used:
+            self._refused(peer, "ticket_used: this transfer is over")
             peer.send(Abort(ticket.transfer, "ticket_used", "this transfer is over"))
         elif ticket.transfer not in self._early:
             self._wait_for_job(peer, frame, ticket.transfer)
+
+    def _refused(self, peer: Peer, reason: str) -> None:
+        self.refused_tickets += 1
+        log.warning("open refused peer=%s reason=%r", peer.identity.node_id, reason)
 
     def _keys(self, ticket: bytes) -> list[bytes]:
         """Who may have signed this ticket: whoever gave its job, or any gateway while that is not here."""

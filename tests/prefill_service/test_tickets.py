@@ -22,6 +22,7 @@ async def test_a_job_with_a_forged_ticket_is_refused(tokenizer):
             assert isinstance(failed, Failed)
             assert (failed.stage, failed.cause) == ("queue", "bad_ticket")
             assert "signature" in failed.detail
+        assert nodes.prefill.serving.refused_tickets == 1
 
 
 @pytest.mark.parametrize(
@@ -112,6 +113,7 @@ async def test_another_nodes_ticket_is_of_no_use_and_its_owner_is_not_disturbed(
         abort = await thief.hears(Abort)
         assert abort.reason == "bad_ticket"
         assert "decode_key" in abort.detail
+        assert nodes.prefill.serving.refused_tickets == 1
         nodes.decode.asking.accept(job.generate)
         await nodes.decode.until(lambda: job.ticket.transfer in nodes.decode.asking._by_transfer)
         await nodes.prefill.until(lambda: nodes.prefill.serving._exports[job.ticket.transfer].peer is not None)
@@ -146,7 +148,7 @@ async def test_a_repeated_job_changes_nothing_and_one_that_is_over_is_refused(to
         assert (await nodes.prefill.ended(job.transfer)).cause == "ticket_used"
 
 
-async def test_a_used_ticket_opens_nothing_even_for_its_owner(tokenizer):
+async def test_a_used_ticket_opens_nothing_even_for_its_owner(tokenizer, caplog):
     async with pair(tokenizer) as nodes:
         job = nodes.job()
         nodes.start(job)
@@ -155,6 +157,8 @@ async def test_a_used_ticket_opens_nothing_even_for_its_owner(tokenizer):
         async with Rogue("west-again", "1", nodes.decode.key) as again:
             (await again.dial(nodes.prefill)).send(Open(job.prefill.ticket, ("raw",)))
             assert (await again.hears(Abort)).reason == "ticket_used"
+        assert "open refused peer=west-again" in caplog.text
+        assert nodes.prefill.serving.refused_tickets == 1
 
 
 async def test_an_open_may_come_before_its_job(tokenizer):
