@@ -31,7 +31,8 @@ class Stream:
 
     gateway: str
     began: float
-    tokens: int = 0
+    chunks: int = 0
+    finish: str | None = None
     status: int = 0
     error: str = ""
     ended: float | None = None
@@ -140,7 +141,8 @@ class TwoGateways:
                             if "error" in chunk:
                                 found.error = chunk["error"]["message"]
                             else:
-                                found.tokens += 1
+                                found.chunks += 1
+                                found.finish = chunk["choices"][0]["finish_reason"] or found.finish
             except (httpx.HTTPError, ValueError) as error:
                 found.error = f"{type(error).__name__}: {error}"
             found.ended = time.monotonic()

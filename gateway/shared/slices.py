@@ -95,6 +95,14 @@ class Slices:
 
     async def run(self) -> None:
         """Renew slices until cancelled."""
+        try:
+            await self._ticks()
+        finally:
+            for lease in self._leases.values():
+                if lease.renewal is not None:
+                    lease.renewal.cancel()
+
+    async def _ticks(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
             now = self._clock()

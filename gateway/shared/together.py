@@ -137,13 +137,12 @@ class Together:
 
     async def _beats(self, parts: Parts) -> None:
         while True:
-            with suppress(RedisAway):
-                try:
-                    await self._beat(parts)
-                except RedisAway:
-                    raise
-                except Exception:
-                    log.exception("what gateways share could not be followed")
+            try:
+                await self._beat(parts)
+            except RedisAway as away:
+                log.debug("no beat: %s", away)  # the link says once that it is away
+            except Exception:
+                log.exception("what gateways share could not be followed")
             self._lead(parts)
             await asyncio.sleep(BEAT_S)
 

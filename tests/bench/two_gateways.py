@@ -137,7 +137,7 @@ def killed(both: TwoGateways, victim: str, seed: int) -> dict[str, Any]:
     known = some_ids(KNOWN + 10, seed=seed)
     reused(both, victim, known)
     streams = [both.stream(name, some_ids(12, seed=seed + n), 1500) for name in both.urls for n in range(3)]
-    assert eventually(lambda: all(s.tokens > 3 for s in streams), 30.0), streams
+    assert eventually(lambda: all(s.chunks > 3 for s in streams), 30.0), streams
     both.kill(victim)
     died = time.monotonic()
     assert eventually(lambda: both.nodes(other)["decode"]["jobs"] == 3, 10.0)
@@ -151,7 +151,7 @@ def killed(both: TwoGateways, victim: str, seed: int) -> dict[str, Any]:
         "victim": victim,
         "its_streams_broken": sum(s.gateway == victim and not s.done for s in streams),
         "others_lost": sum(s.gateway == other and not s.done for s in streams),
-        "others_tokens": [s.tokens for s in streams if s.gateway == other],
+        "others_ended": [s.finish for s in streams if s.gateway == other],
         "prefix_hit": hit,
         "answered_after_s": round(left, 2),
         "prefix_hit_of_successor": again,
