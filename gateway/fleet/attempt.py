@@ -67,8 +67,7 @@ class SplitAttempt:
         self._outcome: tuple[str, LegFailed | None] = ("running", None)
         self._closed = False
         self._figures: dict[str, Any] = {}
-        # what it has still to do is more, too
-        busy = self._prefill
+        busy = self._prefill  # what it has not computed yet counts as if it were given from now on
         self._given_before = 0 if busy is None else busy.given_tokens - busy.prefilling_tokens
         self._link = None if self._prefill is None else calls.fleet.link(self._prefill.config.cluster)
         tokens = max(1, order.option.compute_increment)
