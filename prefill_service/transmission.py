@@ -12,6 +12,8 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 
+from msgspec import structs
+
 from kvcache.blocks import PageTable
 from kvcache.chain import TokenChain
 from kvcache.codecs import CodecError, CodecSet
@@ -179,6 +181,9 @@ class Transmission(ABC):
         if self._ways.lost(connection):
             self._sender.go_over(None)
             self._helpers.append(asyncio.create_task(self._take_a_way(peer, self._sender)))
+            if self._manifest is not None:
+                ways = self._ways
+                self._manifest = structs.replace(self._manifest, transport=ways.transport, failed=ways.failed)
         self._sender.broken(connection)
         self._manifest_told = False
         self._tell_manifest(peer)
