@@ -69,7 +69,7 @@ def parse(body: bytes) -> Asked | None:
     """None for what is no request to a model."""
     try:
         return _DECODER.decode(body)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 

@@ -211,7 +211,7 @@ def is_error_object(body: bytes) -> bool:
     """Whether an engine's error is one that clients of OpenAI's API understand."""
     try:
         found = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     return isinstance(found, dict) and isinstance(found.get("error"), dict)
 

@@ -70,12 +70,16 @@ class Relay:
     async def serve(self, caller: Caller) -> None:
         """Answer one request. Cancelled when its client is gone."""
         caller.told = self._cors.headers(caller.scope)
+        self._in_flight.enter()  # a body that is still to come counts, too
         try:
             principal = self._access.caller(caller.scope)
+            self._in_flight.check()
             body = await caller.body()
         except ApiError as error:
             caller.refuse(error)
             return
+        finally:
+            self._in_flight.leave()
         asked = parse(body)
         engines = [] if asked is None else self._fleet.of(asked.model)
         if asked is None or not engines or engines[0].config.dialect is not DialectName.OPENAI:
@@ -106,7 +110,6 @@ class Relay:
         if not principal.may_use(asked.model):
             text = f"the model {asked.model[:80]!r} does not exist, or this key may not use it"
             raise ApiError(404, text, param="model", code="model_not_found")
-        self._in_flight.check()
         if asked.forbidden is not None:
             raise bad_field(asked.forbidden, f"{asked.forbidden}: where KV is, only the gateway tells engines")
         await self._admission.prepare(principal)
