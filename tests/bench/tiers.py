@@ -22,20 +22,23 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.stacks import RunningStack, node, running_stack, some_ids
+from tests.stacks import RunningStack, eventually, node, running_stack, some_ids
 
 MORE_TOKENS = 65
 VOCAB = 200_000
 WAYS = ("files", "nothing", "memory")
 
 
-def turn(stack: RunningStack, ids: list[int]) -> dict[str, Any]:
-    """One request's figures."""
+def turn(stack: RunningStack, ids: list[int]) -> dict[str, Any] | None:
+    """One request's figures; None where it did not go well, as on a machine with too much else to do."""
+    assert eventually(lambda: all(one["accepting"] for one in stack.nodes().values()), 60)
     answer = stack.complete(ids, 1, hint="local")
-    assert answer.status_code == 200, answer.text
+    if answer.status_code != 200:
+        return None
     record = stack.record(answer)
     attempt = record["attempts"][0]
-    assert len(record["attempts"]) == 1, record["attempts"]
+    if len(record["attempts"]) > 1 or "kv_digest" not in attempt:
+        return None
     return {
         "ttft_s": record["ttft_s"],
         "prefill_s": attempt["prefill_s"],
@@ -62,7 +65,8 @@ def run(way: str, arguments: argparse.Namespace, say: Console) -> dict[str, Any]
             working_set = 0
             for number, prompt in enumerate(prompts):
                 say.print(f"{way}: first turn {number + 1} of {len(prompts)}")
-                working_set += turn(stack, prompt)["raw_bytes"]
+                first = turn(stack, prompt)
+                working_set += 0 if first is None else first["raw_bytes"]
             time.sleep(2)  # the last beat tells of all copies
             before = stack.nodes()["prefill"]["heartbeat"]
             turns = []
@@ -71,14 +75,16 @@ def run(way: str, arguments: argparse.Namespace, say: Console) -> dict[str, Any]
                 turns.append(turn(stack, prompt + some_ids(MORE_TOKENS, VOCAB, 1000 + number)))
             time.sleep(2)
             after = stack.nodes()["prefill"]["heartbeat"]
+    done = [each for each in turns if each is not None]
     found: dict[str, Any] = {
         "way": way,
         "pool_bytes": pool_mib << 20,
         "working_set": working_set / (pool_mib << 20),
-        "hit_share": sum(each["cached_tokens"] > 0 for each in turns) / len(turns),
-        "cached_share": sum(each["cached_tokens"] for each in turns) / (len(turns) * arguments.tokens),
-        "ttft_s": statistics.median(each["ttft_s"] for each in turns),
-        "prefill_s": statistics.median(each["prefill_s"] for each in turns),
+        "failed": len(turns) - len(done),
+        "hit_share": sum(each["cached_tokens"] > 0 for each in done) / len(done),
+        "cached_share": sum(each["cached_tokens"] for each in done) / (len(done) * arguments.tokens),
+        "ttft_s": statistics.median(each["ttft_s"] for each in done),
+        "prefill_s": statistics.median(each["prefill_s"] for each in done),
         "turns": turns,
     }
     if way == "files":
@@ -98,8 +104,9 @@ def measure(arguments: argparse.Namespace, say: Console) -> dict[str, Any]:
     """All stacks, and whether they agree."""
     runs = {way: run(way, arguments, say) for way in WAYS}
     files, nothing = runs["files"], runs["nothing"]
-    pairs = zip(files["turns"], nothing["turns"], runs["memory"]["turns"], strict=True)
-    same = [a["kv_digest"] == b["kv_digest"] == c["kv_digest"] and a["token"] == b["token"] for a, b, c in pairs]
+    each = zip(files["turns"], nothing["turns"], runs["memory"]["turns"], strict=True)
+    whole = [(a, b, c) for a, b, c in each if a and b and c]
+    same = [a["kv_digest"] == b["kv_digest"] == c["kv_digest"] and a["token"] == b["token"] for a, b, c in whole]
     return {
         "working_set_of_pool": files["working_set"],
         "reload_s": files["reload_s"],
