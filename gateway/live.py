@@ -31,6 +31,7 @@ _FLAGS = {
     "admin_key": "--admin-key-file",
     "ca_dir": "--ca",
     "canary_s": "--canary-interval",
+    "cors_origins": "--cors-origin",
     "drain_s": "--drain-timeout",
     "engines_file": "--engines",
     "join_token": "--join-token-file",

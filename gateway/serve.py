@@ -116,7 +116,9 @@ class GatewayServer(uvicorn.Server):
             if idle_since is not None and now >= idle_since + LEAVE_IDLE_S:
                 break  # who has said nothing for so long is told by the connection's end
             await asyncio.sleep(LOOK_EVERY_S)
-        await self._drain()
+        if self._gateway.generation.in_flight.count:
+            log.warning("drain cut short after_s=%g", self._gateway.config.drain_s)
+        self.should_exit = True
 
     def _clients(self) -> bool:
         """Whether a client's connection is open, busy or not."""

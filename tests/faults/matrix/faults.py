@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tests.faults.matrix.outcome import Kind
 from tests.faults.matrix.scene import DECODERS, HOME, LINK_BYTES_PER_S, REMOTE, Scene
+from tests.redis_server import RedisServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,15 @@ def _frozen(name: str) -> Fault:
     return Fault(f"stop-{name}", lambda scene: scene.freeze(name), lambda scene: scene.thaw(name), for_s=7.0)
 
 
+def _redis(scene: Scene) -> RedisServer:
+    assert scene.redis is not None
+    return scene.redis
+
+
+def _has_redis(scene: Scene) -> bool:
+    return scene.redis is not None
+
+
 def _clock_jumps(scene: Scene) -> None:
     """Ten minutes ahead, then ten behind; the second half of the time it is a little off only."""
     for offset in (600.0, -600.0, 30.0):
@@ -59,6 +69,8 @@ FAULTS = (
     ),
     Fault("disk-full", lambda scene: scene.fill_disk(), lambda scene: scene.free_disk()),
     Fault("clock-jump", _clock_jumps, lambda scene: scene.move_clock(0), 1.0, possible=lambda scene: scene.moves_clock),
+    Fault("kill-redis", lambda scene: _redis(scene).kill(), lambda scene: _redis(scene).restart(), possible=_has_redis),
+    Fault("stop-redis", lambda scene: _redis(scene).stall(), lambda scene: _redis(scene).go_on(), possible=_has_redis),
     Fault(
         "kill-gateway",
         lambda scene: scene.kill("gateway"),

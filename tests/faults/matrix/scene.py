@@ -1,7 +1,7 @@
 """The stack that faults strike: one remote and one local prefill node, two decode nodes, and what can break of them.
 
 The remote node's KV goes through a proxy; the gateway's state lies on a file system of its own, which can be full; its
-wall clock can be moved.
+wall clock can be moved. Where there is a redis-server, it shares its state there.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from deploy.progress import Progress
 from deploy.stack import NodeSpec, Stack, StackSpec, free_port
 from tests.faults.proxy import SlowProxy
 from tests.models import tiny_model
+from tests.redis_server import REDIS, RedisServer, running_redis
 from tests.stacks import children, command_line, eventually, node, send_signal
 
 REMOTE, HOME, DECODERS = "east-prefill", "home-prefill", ("d-1", "d-2")
@@ -35,9 +36,18 @@ FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
 class Scene:
     """A running stack, and its parts by what can be done to them."""
 
-    def __init__(self, stack: Stack, proxy: SlowProxy, disk: Path, clock: Path | None, config: Path) -> None:
+    def __init__(
+        self,
+        stack: Stack,
+        proxy: SlowProxy,
+        disk: Path,
+        clock: Path | None,
+        config: Path,
+        redis: RedisServer | None,
+    ) -> None:
         self.stack = stack
         self.proxy = proxy
+        self.redis = redis
         self._disk = disk
         self._clock = clock
         self._config = config
@@ -177,6 +187,7 @@ def scene(folder: Path, logs: Path | None = None) -> Iterator[Scene]:
     config.write_text("canary-interval = 0\n")
     with full_disk(folder / "state") as disk, contextlib.ExitStack() as held:
         held.callback(proxy.close)
+        redis = held.enter_context(running_redis()) if REDIS is not None else None
         model = tiny_model("llama", folder / "model")
         spec = StackSpec(
             model_dir=model,
@@ -188,11 +199,12 @@ def scene(folder: Path, logs: Path | None = None) -> Iterator[Scene]:
             nodes=nodes,
             gateway_options=(
                 *("--state", str(disk / "state.db"), "--request-timeout", str(DEADLINE_S)),
+                *(() if redis is None else ("--redis", redis.url)),
                 *("--breaker-open", "3", "--queue-timeout", "15", "--config", str(config)),
             ),
         )
         stack = held.enter_context(ClockedStack(spec, clock))
-        one = Scene(stack, proxy, disk, clock, config)
+        one = Scene(stack, proxy, disk, clock, config, redis)
         held.callback(one.http.close)
         one.await_complete()
         yield one
