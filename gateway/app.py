@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 
 import msgspec
 
@@ -32,6 +33,7 @@ from gateway.fleet.composing import split_serving
 from gateway.fleet.config import EngineConfig
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.health import HealthWatch
+from gateway.fleet.pods import PodWatch
 from gateway.fleet.routes import add_engine_routes
 from gateway.health_routes import add_health_routes
 from gateway.history import History
@@ -43,6 +45,7 @@ from gateway.joining.refusals import Refusals
 from gateway.joining.routes import add_joining_routes
 from gateway.joining.tokens import JoinTokens
 from gateway.keys import KeyBook
+from gateway.kubernetes_api import SERVICE_ACCOUNT, in_cluster_client
 from gateway.kv_audits import KvAudits
 from gateway.kv_index import KvIndex
 from gateway.kv_upkeep import KvUpkeep
@@ -87,6 +90,8 @@ from scheduler.policy import RoutingPolicy
 from scheduler.retrying import RetryBudget
 from scheduler.threshold import ThresholdFollower
 
+log = logging.getLogger(__name__)
+
 STREAM_PATH = "/v1/nodes/stream"
 
 
@@ -116,6 +121,7 @@ class Gateway:
         self.fleet = Fleet(_engines(config), config.local_cluster)
         self._upstream = Pool()
         self._health = HealthWatch(self.fleet, self._upstream)
+        self._pods = self._pod_watch(config)
         self.waiting = WaitingRoom(config.queue, config.queue_timeout_s, self._has_room)
         self.metrics.show(self.waiting.metrics)
         self.metrics.show(BreakerGauges(self.registry.breakers))
@@ -217,8 +223,28 @@ class Gateway:
         """Read the configuration again. Raises ConfigError where nothing was changed."""
         if self.reloading is None:
             raise ConfigError("this gateway was not started by `prfaas gateway`")
-        engines = _engines(self.config)
-        return [*self.reloading(), *fleet_reload.take(self.fleet, self._health, engines)]
+        return [*self.reloading(), *self._take_engines(_engines(self.config))]
+
+    def _take_engines(self, listed: tuple[EngineConfig, ...]) -> list[Change]:
+        """Have those that a file lists, and those in pods that have no name of theirs."""
+        names = {engine.name for engine in listed}
+        found = () if self._pods is None else self._pods.found
+        engines = (*listed, *(engine for engine in found if engine.name not in names))
+        return fleet_reload.take(self.fleet, self._health, engines)
+
+    def _pod_watch(self, config: GatewayConfig) -> PodWatch | None:
+        """What finds engines in pods, where the file asks for it. Raises ConfigError."""
+        if config.engines_file is None:
+            return None
+        selectors = fleet_config.read_pods(config.engines_file, config.local_cluster)
+        if not selectors:
+            return None
+        http = in_cluster_client()
+        return PodWatch(http, SERVICE_ACCOUNT, selectors, lambda _: self._pods_changed())
+
+    def _pods_changed(self) -> None:
+        for change in self._take_engines(_engines(self.config)):
+            log.info("engines in pods changed from=%r to=%r", change.was, change.now)
 
     async def follow_certificate(self) -> None:
         """Take a certificate whose files change, until cancelled."""
@@ -347,7 +373,11 @@ class Gateway:
                 self.rebalancing.start()
                 self.canary.start()
                 self._health.start()
+                if self._pods is not None:
+                    self._pods.start()
             else:
+                if self._pods is not None:
+                    await self._pods.stop()
                 await self._health.stop()
                 await self.canary.stop()
                 await self.rebalancing.stop()

@@ -6,14 +6,11 @@ One merge patch of ``metadata.labels`` through the API server, with the gateway'
 
 from __future__ import annotations
 
-import ssl
 from pathlib import Path
 
 import httpx
 
 from gateway.executors import ConversionFailed, Order
-
-SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 class PodLabel:
@@ -43,10 +40,3 @@ class PodLabel:
             ) from error
         if labels.get(self._label) != role:
             raise ConversionFailed("kubernetes", f"pod {self._pod} kept {self._label}={labels.get(self._label)!r}")
-
-
-def api_client(url: str, ca: Path) -> httpx.AsyncClient:
-    """A client for an API server whose certificate is signed by ``ca``. Raises OSError or ssl.SSLError."""
-    return httpx.AsyncClient(
-        base_url=url, verify=ssl.create_default_context(cafile=str(ca)), timeout=10.0, trust_env=False
-    )

@@ -30,9 +30,10 @@ import httpx
 
 from gateway.config import NAME, ConfigError
 from gateway.conversions import ConversionLimits
-from gateway.executor_kubernetes import SERVICE_ACCOUNT, PodLabel, api_client
+from gateway.executor_kubernetes import PodLabel
 from gateway.executor_sglang import SglangSwitch
 from gateway.executors import RoleExecutor
+from gateway.kubernetes_api import SERVICE_ACCOUNT, api_client
 from scheduler.controller.settings import ControllerSettings, Mode
 
 SGLANG_TIMEOUT_S = 60.0

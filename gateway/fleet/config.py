@@ -15,6 +15,15 @@
     bootstrap = "10.0.0.7:8998"     # of prefill engines that speak vllm-mooncake or sglang; by default its host, 8998
     lease_s = 30                    # for how long a prefill engine of vllm-nixl-* keeps KV that nobody fetched
 
+    [[kubernetes]]                  # engines in pods, found by label; the rest as of an engine
+    selector = "app=vllm,tier=prefill"
+    namespace = "serving"           # by default the gateway's own
+    port = 8000
+    scheme = "http"                 # or https
+    model = "gemma"
+    role = "prefill"
+    dialect = "vllm-nixl-pull"
+
 Of one model all engines speak the same dialect. Answers are spoken where the gateway is, so a decode engine is there;
 one of role ``both`` decodes there and prefills elsewhere.
 """
@@ -22,7 +31,7 @@ one of role ``both`` decodes there and prefills elsewhere.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -32,10 +41,12 @@ from urllib.parse import urlsplit
 from gateway.config import NAME, ConfigError
 
 K = TypeVar("K", bound=StrEnum)
+R = TypeVar("R")
 
 BOOTSTRAP_PORT = 8998
 _MOST_ENGINES = 4096
 _MOST_RANKS = 1024
+_MOST_SELECTORS = 64
 
 
 class EngineRole(StrEnum):
@@ -93,31 +104,87 @@ class EngineConfig:
         return urlsplit(self.url).hostname or ""
 
 
+@dataclass(frozen=True, slots=True)
+class PodEngines:
+    """Engines in pods of these ``labels``; ``namespace`` "" is the gateway's own. ``table`` says the rest."""
+
+    labels: str
+    namespace: str
+    scheme: str
+    port: int
+    table: tuple[tuple[str, Any], ...]
+    local_cluster: str
+
+    def engine(self, pod: str, address: str) -> EngineConfig:
+        """The engine of one pod."""
+        host = f"[{address}]" if ":" in address else address
+        told = {**dict(self.table), "name": pod[:63], "url": f"{self.scheme}://{host}:{self.port}"}
+        return _engine(told, f"pod {pod}", self.local_cluster)
+
+
 def read(file: Path, local_cluster: str) -> tuple[EngineConfig, ...]:
-    """The engines in a file. Raises ConfigError naming the field and the cure."""
+    """The engines that a file lists. Raises ConfigError naming the field and the cure."""
+    return _read(file, lambda found: parse(found, local_cluster))
+
+
+def read_pods(file: Path, local_cluster: str) -> tuple[PodEngines, ...]:
+    """The pods by whose labels a file has engines found. Raises ConfigError naming the field and the cure."""
+    return _read(file, lambda found: parse_pods(found, local_cluster))
+
+
+def _read(file: Path, made: Callable[[dict[str, Any]], R]) -> R:
     try:
         with file.open("rb") as source:
             found = tomllib.load(source)
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"--engines {file}: {error}") from error
     try:
-        return parse(found, local_cluster)
+        return made(found)
     except (ValueError, OSError) as error:
         raise ConfigError(f"--engines {file}: {error}") from error
 
 
 def parse(found: dict[str, Any], local_cluster: str) -> tuple[EngineConfig, ...]:
     """The engines that a file lists. Raises ValueError naming the field, OSError for a key that cannot be read."""
-    tables = found.get("engine")
-    if unknown := sorted(set(found) - {"engine"}):
-        raise ValueError(f"{unknown[0]}: unknown; the file has tables [[engine]]")
-    if not isinstance(tables, list) or not tables:
-        raise ValueError("engine: needs at least one table [[engine]]")
+    tables = found.get("engine", [] if "kubernetes" in found else None)
+    if unknown := sorted(set(found) - {"engine", "kubernetes"}):
+        raise ValueError(f"{unknown[0]}: unknown; the file has tables [[engine]] and [[kubernetes]]")
+    if not isinstance(tables, list) or not (tables or "kubernetes" in found):
+        raise ValueError("engine: needs at least one table [[engine]], or [[kubernetes]]")
     if len(tables) > _MOST_ENGINES:
         raise ValueError(f"engine: {len(tables)} tables, at most {_MOST_ENGINES}")
     engines = tuple(_engine(table, f"engine[{at}]", local_cluster) for at, table in enumerate(tables))
     _check_together(engines)
     return engines
+
+
+def parse_pods(found: dict[str, Any], local_cluster: str) -> tuple[PodEngines, ...]:
+    """The tables [[kubernetes]] of a file, each tried with a pod. Raises ValueError naming the field, and OSError."""
+    tables = found.get("kubernetes", [])
+    if not isinstance(tables, list) or len(tables) > _MOST_SELECTORS:
+        raise ValueError(f"kubernetes: at most {_MOST_SELECTORS} tables [[kubernetes]]")
+    return tuple(_pod_engines(table, f"kubernetes[{at}]", local_cluster) for at, table in enumerate(tables))
+
+
+def _pod_engines(table: Any, where: str, local_cluster: str) -> PodEngines:
+    if not isinstance(table, dict):
+        raise ValueError(f"{where}: must be a table")
+    own = {"selector", "namespace", "port", "scheme"}
+    for field_name in ("url", "name", "bootstrap"):
+        if field_name in table:
+            raise ValueError(f"{where}.{field_name}: follows from the pod; leave it out")
+    scheme = _text(table, "scheme", where, "http")
+    if scheme not in ("http", "https"):
+        raise ValueError(f"{where}.scheme: {scheme!r} must be http or https")
+    namespace = "" if "namespace" not in table else _name(_text(table, "namespace", where), f"{where}.namespace")
+    rest = tuple(sorted((name, value) for name, value in table.items() if name not in own))
+    port = _whole(table, "port", 8000, 65535, where)
+    one = PodEngines(_text(table, "selector", where), namespace, scheme, port, rest, local_cluster)
+    try:
+        one.engine("pod", "192.0.2.1")
+    except ValueError as error:
+        raise ValueError(str(error).replace("pod pod", where, 1)) from error
+    return one
 
 
 def _engine(table: Any, where: str, local_cluster: str) -> EngineConfig:

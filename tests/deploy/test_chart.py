@@ -85,6 +85,20 @@ def test_no_pod_runs_as_root_writes_its_image_or_talks_to_kubernetes(values: dic
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
+def test_a_gateway_may_list_pods_only_where_its_engines_are_found_in_them() -> None:
+    listed = HOME | {"gateway": {"engines": '[[engine]]\nurl = "http://e:8000"\nmodel = "m"\n'}}
+    found = HOME | {"gateway": {"engines": '[[kubernetes]]\nselector = "app=vllm"\nmodel = "m"\n'}}
+    for values, may in ((HOME, False), (listed, False), (found, True)):
+        pod = named(values, "StatefulSet", "demo-gateway")["spec"]["template"]["spec"]
+        assert pod["automountServiceAccountToken"] is may
+        kinds = [document["kind"] for document in documents(values)]
+        assert ("Role" in kinds, "RoleBinding" in kinds) == (may, may)
+        assert ("--engines=/engines/engines.toml" in pod["containers"][0]["args"]) is (values is not HOME)
+    rules = named(found, "Role", "demo-gateway")["rules"]
+    assert rules == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}]
+    assert "[[kubernetes]]" in named(found, "ConfigMap", "demo-engines")["data"]["engines.toml"]
+
+
 def test_selectors_find_the_pods_that_they_are_for() -> None:
     found = list(documents(HOME))
     pods = {
