@@ -55,11 +55,6 @@ class FileStore:
         self._headers: dict[Key, int] = {}
         self._closed = False
 
-    @property
-    def direct(self) -> bool:
-        """Whether the file system takes direct I/O, as far as is known."""
-        return bool(self._direct)
-
     def nbytes(self, image: Image) -> int:
         """Header and pages."""
         return len(encode_header(image)) + image.pages * image.page_bytes

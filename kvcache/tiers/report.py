@@ -8,9 +8,10 @@ import msgspec
 class TierReport(msgspec.Struct, frozen=True):
     """One tier. ``state`` is "" where it works, else what keeps it from that, or what it is a model of.
 
-    ``medium`` is how KV events call it. Since the node started it took ``spills`` entries of ``spilled_bytes`` in, gave
-    ``reloads`` of ``reloaded_bytes`` back, of which ``hits`` jobs made use, sparing them ``hit_tokens``; it let go of
-    ``drops`` for want of room, and found ``damaged`` ones. ``read_bytes_per_s`` is 0 while nothing was read.
+    ``medium`` is how KV events call it. Since the node started it took ``spills`` entries of ``spilled_bytes`` in and
+    gave ``reloads`` of ``reloaded_bytes`` back; in ``hits`` of them a job got all that it wanted, which spared it
+    ``hit_tokens``. It let go of ``drops`` for want of room, and found ``damaged`` ones. ``read_bytes_per_s`` is 0 while
+    nothing was read.
     """
 
     name: str

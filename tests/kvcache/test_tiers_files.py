@@ -97,7 +97,7 @@ def test_a_file_system_without_direct_io_is_used_all_the_same(tmp_path: Path, di
     back = memory(3, seed=9)
     store.get(KEY, back)
     assert bytes(back[2]) == bytes(pages[2])
-    assert direct or not store.direct
+    assert direct or not store._direct
     store.close(keep=False)
 
 
