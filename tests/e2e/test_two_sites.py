@@ -162,7 +162,7 @@ def completed(http: httpx.Client, ids: list[int]) -> httpx.Response:
     return http.post("/v1/completions", json=body)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("sites", "dial"),
