@@ -156,14 +156,29 @@ def together(bed: Bed) -> tuple[list[Said], float]:
     return alone, max(noise(one, other) for one, other in zip(alone, batched, strict=True))
 
 
+def ask_remote(bed: Bed, start: int, length: int) -> tuple[Sequence[int], httpx.Response]:
+    """A prompt that was prefilled remotely, and its answer.
+
+    On a crowded machine the remote way may be given up as late: then another prompt is asked.
+    """
+    for attempt in range(4):
+        prompt = bed.ids[start + attempt : start + attempt + length]
+        answer = bed.ask(prompt, "split", "remote")
+        if answer.headers.get("x-prfaas-route") == "remote:east":
+            return prompt, answer
+        assert answer.status_code in (200, 503), answer.text
+        if answer.status_code == 200:
+            assert bed.stack.record(answer)["attempts"][0]["cause"] == "late"
+        time.sleep(BUDGET_S)
+    raise AssertionError("every attempt was late")
+
+
 @pytest.mark.parametrize("length", LENGTHS)
 def test_a_prompt_read_in_one_vllm_is_spoken_after_in_the_other(
     bed: Bed, together: tuple[list[Said], float], length: int
 ) -> None:
-    prompt = bed.ids[length % 300 : length % 300 + length]  # none begins like another: nothing is cached anywhere
-    answer = bed.ask(prompt, "split", "remote")
+    prompt, answer = ask_remote(bed, length % 300, length)  # none begins like another: nothing is cached anywhere
     split = said(answer)
-    assert answer.headers["x-prfaas-route"] == "remote:east"
     (attempt,) = bed.stack.record(answer)["attempts"]
     assert attempt["outcome"] == "finished"
     assert attempt["raw_bytes"] == bed.layout.s_kv(length - 1)
@@ -290,13 +305,14 @@ def check_remote_again(bed: Bed, tenant: str) -> None:
 
 
 def test_a_link_that_is_cut_in_mid_transfer_falls_back_and_keeps_nothing(bed: Bed) -> None:
-    prompt = bed.ids[100:4100]
+    time.sleep(BUDGET_S)
+    prompt, before = bed.ids[100:4100], bed.stack.failed_first_attempts()
     with ThreadPoolExecutor(1) as sender:
         pending = sender.submit(bed.ask, prompt, "cut", "remote")
         await_mid_transfer(bed, pending)
         bed.proxy.cut()
         struck = time.monotonic()
-        assert eventually(bed.stack.failed_first_attempts, NOTICED_S)
+        assert eventually(lambda: bed.stack.failed_first_attempts() > before, NOTICED_S)
         print(f"noticed after {time.monotonic() - struck:.1f} s")
         answer = pending.result()
     bed.proxy.heal()
