@@ -39,9 +39,17 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     required=True,
     help="A gateway's URL; https off the loopback. May be repeated; one that shares its state tells of the others.",
 )
-@click.option("--model", "model_dir", type=click.Path(file_okay=False, path_type=Path), required=True)
+@click.option(
+    "--model", "model_dir", type=click.Path(file_okay=False, path_type=Path), required=True, help="Model directory."
+)
 @click.option("--model-name", help="The name it is served under; default: the directory's.")
-@click.option("--dtype", type=click.Choice([d.value for d in DType]), default=DType.BFLOAT16.value, show_default=True)
+@click.option(
+    "--dtype",
+    type=click.Choice([d.value for d in DType]),
+    default=DType.BFLOAT16.value,
+    show_default=True,
+    help="Of the KV cache and of the computation; the same on all nodes.",
+)
 @click.option("--node-id", help="Default: made from host, role and a random part.")
 @click.option("--kv-host", help="Address to bind the KV port to; default 127.0.0.1.")
 @click.option("--kv-port", type=click.IntRange(0, 65535), default=0, show_default=True, help="0 takes a free one.")
@@ -64,9 +72,17 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--engine-args", default="", help="vLLM: further arguments of its server, as one text.")
 @click.option("--engine-connector", type=_FILE, help="vLLM: JSON of another KV connector to run beside ours.")
 @click.option("--threads", type=click.IntRange(1, 1024), default=1, show_default=True, help="Of the engine.")
-@click.option("--chunk-tokens", type=click.IntRange(1, 1 << 20), default=256, show_default=True)
+@click.option(
+    "--chunk-tokens",
+    type=click.IntRange(1, 1 << 20),
+    default=256,
+    show_default=True,
+    help="Of a prompt, computed at once; the same on all nodes.",
+)
 @click.option("--max-queue", type=click.IntRange(1, 1 << 16), default=32, show_default=True, help="Jobs that may wait.")
-@click.option("--max-running", type=click.IntRange(1, 1 << 12), default=16, show_default=True)
+@click.option(
+    "--max-running", type=click.IntRange(1, 1 << 12), default=16, show_default=True, help="Answers spoken at once."
+)
 @click.option(
     "--shared-memory/--no-shared-memory",
     default=True,
@@ -120,8 +136,8 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="Private folder that keeps the certificate got for the join token.  [default: asked for at every start]",
 )
 @click.option("--gateway-ca", type=_FILE, help="Root of the gateway's certificate, if not a public one.")
-@click.option("--kv-tls-cert", type=_FILE)
-@click.option("--kv-tls-key", type=_FILE)
+@click.option("--kv-tls-cert", type=_FILE, help="PEM certificate shown to KV peers, where none comes by a token.")
+@click.option("--kv-tls-key", type=_FILE, help="PEM private key of --kv-tls-cert.")
 @click.option("--kv-tls-ca", type=_FILE, help="Root that KV peers are checked against.")
 @click.option("--otlp-endpoint", metavar="URL", help="Base URL of an OTLP/HTTP collector that gets traces.")
 @click.option(

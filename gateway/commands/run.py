@@ -29,9 +29,15 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.command(cls=FiledCommand)
 @click.option("--model", type=click.Path(file_okay=False, path_type=Path), required=True, help="Model directory.")
 @click.option("--model-name", help="Name that clients use; by default the directory's.")
-@click.option("--dtype", type=click.Choice([d.value for d in DType]), default=DType.BFLOAT16.value, show_default=True)
+@click.option(
+    "--dtype",
+    type=click.Choice([d.value for d in DType]),
+    default=DType.BFLOAT16.value,
+    show_default=True,
+    help="Of the KV cache, as all nodes have it.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to bind.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
 @click.option(
     "--workers",
     type=click.IntRange(1, 64),
