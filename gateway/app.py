@@ -264,7 +264,7 @@ class Gateway:
     def _sharing(self, config: GatewayConfig) -> Sharing:
         if config.redis is None:
             return Alone(self.state)
-        return Together(config.redis, self.state, config.local_cluster)
+        return Together(config.redis, self.state)
 
     def _follow(self, policy: RoutingPolicy, threshold: Threshold) -> None:
         """Have what keeps a setting of its own follow changes of the configuration."""

@@ -36,12 +36,12 @@ class Traffic(msgspec.Struct, frozen=True, array_like=True):
 class Together:
     """``Sharing`` over Redis. Nothing here is waited for by a client's request."""
 
-    def __init__(self, settings: RedisSettings, state: State, local_cluster: str) -> None:
+    def __init__(self, settings: RedisSettings, state: State) -> None:
         self.id = secrets.token_hex(8)
         self.link = RedisLink(settings)
         self._state = state
         self._parts: Parts | None = None
-        self._roster = Roster(self.link, Replica(self.id, "", local_cluster), self._least_term)
+        self._roster = Roster(self.link, Replica(self.id, ""), self._least_term)
         self.leadership = SharedLeadership(self._roster, state.keep_role_epoch)
         self.slices = Slices(self.link, self.id, lambda: len(self._roster.replicas))
         self.records = SharedRecords(self.link, self.id)
