@@ -120,6 +120,8 @@ async def test_a_transform_carries_where_both_ends_have_its_calibration_and_the_
         for service, has in zip((nodes.prefill.serving, nodes.decode.asking), at_hand, strict=True):
             transforms = (plain_transform(),) if has else ()
             service._context = dataclasses.replace(service._context, transforms=transforms)
+        for side in (nodes.prefill, nodes.decode):  # a gateway's jobs have the context of when it was trusted
+            side.trust(nodes.gateway_key.public_key().public_bytes_raw())
         job = nodes.job(300, codec="transform:plain,state=lossless", quality=quality)
         if fails and not at_hand[0]:
             nodes.prefill.serving.accept(job.prefill)
