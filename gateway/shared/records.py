@@ -6,7 +6,6 @@ counted and lost: it is for people and for the long-term loop, no request depend
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -16,8 +15,6 @@ import zstandard
 
 from gateway.shared.link import RedisLink
 from gateway.shared.scripts import KEEP
-
-log = logging.getLogger(__name__)
 
 MOST_DECISIONS = 10_000
 DECISIONS_S = 24 * 3600

@@ -26,7 +26,6 @@ class Replica(msgspec.Struct, frozen=True):
 
     id: str
     url: str
-    cluster: str = ""
 
 
 class Beat(msgspec.Struct, frozen=True):
