@@ -112,11 +112,20 @@ async def test_what_is_no_whole_response_fails_by_name(answer: bytes, cause: Cau
     assert (error.cause, error.sent, error.answered) == (cause, True, bool(answer))
 
 
-async def test_a_second_response_that_nobody_asked_for_is_no_answer_to_the_next_request() -> None:
-    async with scripted(answers(OK + b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nforged")) as url:
+async def test_a_connection_with_a_second_response_that_nobody_asked_for_is_not_used_again() -> None:
+    connections = 0
+    talk = answers(OK + b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nforged")
+
+    async def counted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await talk(reader, writer)
+
+    async with scripted(counted) as url:
         pool = Pool()
         assert [await whole(pool, url) for _ in range(3)] == [b"hi"] * 3
         pool.close()
+    assert connections == 3
 
 
 async def test_what_comes_on_a_free_connection_closes_it() -> None:
