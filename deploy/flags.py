@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from gateway import rebalance_config
+from gateway.commands import operate
 from gateway.commands.run import gateway
 from gateway.conversions import ConversionLimits
 from gateway.fleet import config as fleet_config
@@ -39,6 +40,10 @@ queue-timeout = 30
 cors-origin = ["https://console.example.org"]
 ```
 """
+_FIXED = """\
+Where the file asks for a change of anything else, nothing is changed, and the answer names it. `--threshold auto` can
+neither begin nor end that way.
+"""
 
 
 def reference() -> str:
@@ -49,8 +54,7 @@ def reference() -> str:
             "## prfaas gateway\n",
             *_flags("gateway", gateway),
             "\n## The file of --config\n" + _FILE,
-            f"Of these a running gateway takes what is new: {_live()}. Where the file asks for a change of anything else,\n"
-            "nothing is changed, and the answer names it. `--threshold auto` can neither begin nor end that way.\n",
+            f"Of these a running gateway takes what is new: {_live()}.\n\n{_FIXED}",
             "## prfaas node\n",
             *_flags("node", node),
             "\n## The file of --engines\n",
@@ -149,7 +153,9 @@ def _environment() -> Iterator[tuple[str, str]]:
             if isinstance(option, click.Option) and isinstance(option.envvar, str):
                 yield f"`{option.envvar}`", f"`{option.opts[0]}` of `prfaas {name}`"
     yield f"`{PASSWORD_VARIABLE}`", "the password of the Redis, where `--redis-password-file` is not given"
-    yield "`PRFAAS_GATEWAY`, `PRFAAS_KEY`", "`--gateway` and `--key` of commands that talk to a gateway"
+    for option in operate.status.params:
+        if isinstance(option, click.Option) and isinstance(option.envvar, str):
+            yield f"`{option.envvar}`", f"`{option.opts[0]}` of commands that talk to a gateway"
     yield "`PRFAAS_CACHE`", "where the quickstart keeps the converted model and its logs; `~/.cache/prfaas` by default"
 
 

@@ -129,7 +129,10 @@ def gateway_options(command: F) -> F:
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON."),
         click.option(
-            "--ca", type=click.Path(dir_okay=False, exists=True, path_type=Path), help="PEM root of the gateway."
+            "--ca",
+            envvar="PRFAAS_CA",
+            type=click.Path(dir_okay=False, exists=True, path_type=Path),
+            help="PEM root of the gateway, if not a public one; also from PRFAAS_CA.",
         ),
         click.option("--key", envvar="PRFAAS_KEY", help="API key; also from PRFAAS_KEY."),
         click.option(
@@ -138,7 +141,7 @@ def gateway_options(command: F) -> F:
             envvar="PRFAAS_GATEWAY",
             default="http://127.0.0.1:8000",
             show_default=True,
-            help="URL of the gateway.",
+            help="URL of the gateway; also from PRFAAS_GATEWAY.",
         ),
     ):
         decorated = option(decorated)
