@@ -49,7 +49,7 @@ HEALTH_S = 4.0
 HUNG_S = 30.0
 """How long a server may say nothing while its processes are not stopped: on a crowded machine it is slow, not gone."""
 LOST_S = 1.0
-"""How long it may take until a server that broke off an answer is known to be lost."""
+"""How long it may take until a server that broke off an answer is seen to be gone."""
 STATUS_S = 0.3
 """How long it may take until a server whose socket closed is seen to have ended."""
 
@@ -197,8 +197,8 @@ class VllmEngine:
         except Exception as error:
             log.exception("job failed job=%s", job.name)
             detail = f"{type(error).__name__}"
-        if self._lost.done():
-            return
+        if self._burying is not None:
+            return  # its stream says that the engine is lost, once it is dead
         self._connected.send(Dismiss(job.name))
         await job.dismissed.wait()
         del self._jobs[job.name], self._work[job.name]
