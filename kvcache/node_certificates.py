@@ -22,7 +22,9 @@ MAX_HOSTS = 8
 MAX_REQUEST_BYTES = 16 << 10
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 _URI = re.compile(rf"prfaas://({_NAME})/({_NAME})\?epoch=(0|[1-9][0-9]{{0,8}})")
-_DNS = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,62}\.?)+")
+_LABEL = r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}"
+_DNS = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")
+_MOST_DNS_CHARS = 253
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class CertificateRequest:
             names = request.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         except x509.ExtensionNotFound:
             return cls(key, ())
-        except ValueError as error:
+        except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
             raise ValueError("request: its names cannot be read") from error
         hosts = [str(name.value) for name in names if isinstance(name, x509.DNSName | x509.IPAddress)]
         if len(hosts) > MAX_HOSTS:
@@ -91,7 +93,7 @@ def host_name(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host.strip("[]")))
     except ValueError:
         pass
-    if not _DNS.fullmatch(host):
+    if len(host) > _MOST_DNS_CHARS or not _DNS.fullmatch(host):
         raise ValueError(f"{host[:80]!r} is neither an address nor a host name")
     return x509.DNSName(host)
 

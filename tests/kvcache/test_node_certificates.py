@@ -1,7 +1,9 @@
+import time
+
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ed25519
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from kvcache.node_certificates import MAX_HOSTS, CertificateRequest, NodeName, host_name, new_key, request_for
 
@@ -46,6 +48,49 @@ def test_too_many_hosts_are_refused() -> None:
 def test_what_is_no_host_gets_no_name(host: str) -> None:
     with pytest.raises(ValueError, match="neither an address nor a host name"):
         host_name(host)
+
+
+@pytest.mark.parametrize("host", ["a" * 60 + "!", "a." * 120 + "!", "-" * 250])
+def test_a_host_that_is_none_is_refused_in_no_time(host: str) -> None:
+    begun = time.perf_counter()
+    with pytest.raises(ValueError, match="neither an address nor a host name"):
+        host_name(host)
+    assert time.perf_counter() - begun < 0.1
+
+
+@pytest.mark.parametrize(
+    ("names", "value"),
+    [
+        (["kv.example.org"], b"\x30\x03\x82\x01a"),  # the extension twice
+        ([], b"\x30\x04\xa3\x02\x30\x00"),  # an X.400 address
+        ([], b"\x30\x03\x82\x01\xff"),  # no ASCII
+        ([], b"\x30\x04\x87\x02\x0a\x00"),  # half an address
+        ([], b"\x30\x80"),
+    ],
+)
+def test_names_that_cannot_be_read_are_refused(names: list[str], value: bytes) -> None:
+    key = new_key()
+    builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+    if names:
+        builder = builder.add_extension(x509.SubjectAlternativeName([host_name(one) for one in names]), critical=False)
+    placeholder = x509.ObjectIdentifier("2.5.29.99")
+    made = builder.add_extension(x509.UnrecognizedExtension(placeholder, value), critical=False).sign(
+        key, hashes.SHA256()
+    )
+    told = made.tbs_certrequest_bytes.replace(b"\x55\x1d\x63", b"\x55\x1d\x11")
+    assert told != made.tbs_certrequest_bytes
+    algorithm = bytes.fromhex("300a06082a8648ce3d040302")
+    signature = key.sign(told, ec.ECDSA(hashes.SHA256()))
+    der = _tagged(0x30, told + algorithm + _tagged(0x03, b"\x00" + signature))
+    with pytest.raises(ValueError, match="its names cannot be read"):
+        CertificateRequest.parse(der)
+
+
+def _tagged(tag: int, data: bytes) -> bytes:
+    """One DER element."""
+    size = len(data)
+    length = bytes([size]) if size < 128 else b"\x81" + bytes([size]) if size < 256 else b"\x82" + size.to_bytes(2)
+    return bytes([tag]) + length + data
 
 
 def test_a_certificate_that_names_two_nodes_names_none() -> None:
