@@ -98,7 +98,7 @@ class TieredJobs(RuleBasedStateMachine):
         self.fail(0, 0)
         self.go_on(1000.0, 20, [])
         self.evict(36)
-        for which in range(99 if harmed else 0):
+        for which in range(30 if harmed else 0):
             self.harm(which, which, cut=False)
         self.bring(parts, Quality.EXACT, resume=True, needed=True)
         self.go_on(0.0, 9, [0] * 9)
@@ -186,4 +186,4 @@ class TieredJobs(RuleBasedStateMachine):
 
 
 TestTieredJobs = TieredJobs.TestCase
-TestTieredJobs.settings = settings(max_examples=20, stateful_step_count=40, deadline=None, derandomize=True)
+TestTieredJobs.settings = settings(max_examples=10, stateful_step_count=25, deadline=None, derandomize=True)
