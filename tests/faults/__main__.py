@@ -15,7 +15,7 @@ import click
 
 from tests.faults.matrix.faults import FAULTS
 from tests.faults.matrix.run import Report, forgotten_tickets, strike, warm_up
-from tests.faults.matrix.scene import scene
+from tests.faults.matrix.scene import FAKETIME, scene
 
 
 @click.command()
@@ -24,17 +24,21 @@ from tests.faults.matrix.scene import scene
 @click.option("--logs", type=click.Path(file_okay=False, path_type=Path), help="Keep the processes' logs there.")
 def main(only: tuple[str, ...], json_file: Path | None, logs: Path | None) -> None:
     """Run the matrix."""
-    reports = []
-    with tempfile.TemporaryDirectory() as folder, scene(Path(folder), logs) as one:
-        warm_up(one)
-        for fault in FAULTS:
-            if (only and fault.name not in only) or not fault.possible(one):
+    chosen = [fault for fault in FAULTS if not only or fault.name in only]
+    reports, left = [], False
+    with tempfile.TemporaryDirectory() as folder:
+        for clock_moves in (False, True):
+            faults = [fault for fault in chosen if fault.moves_clock is clock_moves]
+            if not faults or (clock_moves and not FAKETIME.exists()):
                 continue
-            report = strike(one, fault)
-            reports.append(report)
-            click.echo(_line(report))
-        left = not forgotten_tickets(one)
-        click.echo("tickets: " + ("some are remembered after their deadlines" if left else "all forgotten"))
+            with scene(Path(folder) / str(clock_moves), logs, clock_moves) as one:
+                warm_up(one)
+                for fault in faults:
+                    if fault.possible(one):
+                        reports.append(strike(one, fault))
+                        click.echo(_line(reports[-1]))
+                left = not forgotten_tickets(one) or left
+    click.echo("tickets: " + ("some are remembered after their deadlines" if left else "all forgotten"))
     if json_file is not None:
         json_file.write_text(json.dumps([dataclasses.asdict(report) for report in reports], indent=1))
     if left or not all(report.passed for report in reports):

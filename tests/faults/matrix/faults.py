@@ -22,6 +22,7 @@ class Fault:
     leaving: float = 0.0
     allowed: frozenset[Kind] = frozenset({Kind.ANSWER, Kind.ERROR, Kind.LEFT})
     possible: Callable[[Scene], bool] = lambda scene: True
+    moves_clock: bool = False
 
 
 def _nothing(scene: Scene) -> None:
@@ -68,7 +69,7 @@ FAULTS = (
         for_s=6.0,
     ),
     Fault("disk-full", lambda scene: scene.fill_disk(), lambda scene: scene.free_disk()),
-    Fault("clock-jump", _clock_jumps, lambda scene: scene.move_clock(0), 1.0, possible=lambda scene: scene.moves_clock),
+    Fault("clock-jump", _clock_jumps, lambda scene: scene.move_clock(0), 1.0, moves_clock=True),
     Fault("kill-redis", lambda scene: _redis(scene).kill(), lambda scene: _redis(scene).restart(), possible=_has_redis),
     Fault("stop-redis", lambda scene: _redis(scene).stall(), lambda scene: _redis(scene).go_on(), possible=_has_redis),
     Fault(
