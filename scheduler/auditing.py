@@ -12,7 +12,7 @@ from math import isfinite
 
 @dataclass(frozen=True, slots=True)
 class AuditValues:
-    """``share`` of the prompts that a remote cluster prefilled are checked, none at 0, those of at most ``most_tokens``.
+    """``share`` of the prompts that a remote cluster prefilled are checked, of those of at most ``most_tokens``.
 
     An error beyond ``tolerance`` fails; ``strikes`` failures in a row, and the cluster is flagged.
     """
