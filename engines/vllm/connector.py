@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -171,6 +172,10 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> KVConnectorPromMetrics:
         """Counters beside vLLM's own."""
         return PrfaasMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+
+# Beside others its statistics are found by its name alone, in processes that came to this module by its path.
+KVConnectorFactory.register_connector(PrfaasConnector.__name__, __name__, PrfaasConnector.__name__)
 
 
 class PrfaasStats(KVConnectorStats):

@@ -48,8 +48,6 @@ SILENT_TICKS = 8
 HEALTH_S = 4.0
 HUNG_S = 30.0
 """How long a server may say nothing while its processes are not stopped: on a crowded machine it is slow, not gone."""
-LOST_S = 1.0
-"""How long it may take until a server that broke off an answer is seen to be gone."""
 STATUS_S = 0.3
 """How long it may take until a server whose socket closed is seen to have ended."""
 
@@ -193,7 +191,8 @@ class VllmEngine:
             cause, detail = refused.cause, str(refused)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             detail = f"{type(error).__name__}: {error}"
-            await asyncio.wait((self._lost,), timeout=LOST_S)
+            if not await self._api.healthy(HEALTH_S):
+                self._bury("vLLM broke off an answer and gives no other")
         except Exception as error:
             log.exception("job failed job=%s", job.name)
             detail = f"{type(error).__name__}"
