@@ -1,6 +1,7 @@
 """The audit log: who changed what, and which nodes were turned away. Bounded, and kept over a restart with the state.
 
-Every request that may change something is recorded as it was answered, whatever the answer; its body is not.
+Every request that may change something is recorded as it was answered, whatever the answer; its body is not. Nobody can
+push out what others did: each key has room of its own, and so have all nodes together.
 """
 
 from __future__ import annotations
@@ -19,11 +20,17 @@ from gateway.state import State
 log = logging.getLogger(__name__)
 
 KEPT = 10_000
+"""Entries, of each key."""
 PRUNE_EVERY = 100
 MOST_REFUSALS_PER_S = 5
 """Of nodes that are turned away: more is a flood, of which the metrics tell, and the log of the process."""
 CHANGES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 NO_CHANGE = frozenset({"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/v1/join"})
+_PRUNE = """
+DELETE FROM audit WHERE id IN (
+    SELECT id FROM (SELECT id, row_number() OVER (PARTITION BY source ORDER BY id DESC) AS age FROM audit)
+    WHERE age > ?)
+"""
 _CLUSTER = re.compile(r"/v1/clusters/([^/]+)")
 
 
@@ -46,15 +53,16 @@ class AuditLog:
         self._written = 0
         self._refusals: deque[float] = deque(maxlen=MOST_REFUSALS_PER_S)
 
-    def add(self, entry: AuditEntry) -> None:
-        """Keep one more."""
+    def add(self, entry: AuditEntry, source: str | None = None) -> None:
+        """Keep one more, in the room of ``source``: that of its actor where nothing else is said."""
         try:
             self._state.execute(
-                "INSERT INTO audit (cluster, record) VALUES (?, ?)", (entry.cluster, msgspec.json.encode(entry))
+                "INSERT INTO audit (cluster, record, source) VALUES (?, ?, ?)",
+                (entry.cluster, msgspec.json.encode(entry), entry.actor if source is None else source),
             )
             self._written += 1
             if self._written % PRUNE_EVERY == 0:
-                self._state.execute("DELETE FROM audit WHERE id <= (SELECT max(id) FROM audit) - ?", (KEPT,))
+                self._state.execute(_PRUNE, (KEPT,))
         except ApiError as error:
             log.error("audit entry lost actor=%s action=%s cause=%s", entry.actor, entry.action, error)
 
@@ -64,7 +72,7 @@ class AuditLog:
         if len(self._refusals) == MOST_REFUSALS_PER_S and now - self._refusals[0] < 1.0:
             return
         self._refusals.append(now)
-        self.add(AuditEntry(now, f"node {who}", "join", cluster, cause, reason))
+        self.add(AuditEntry(now, f"node {who}", "join", cluster, cause, reason), "nodes")
 
     def recent(self, limit: int, clusters: frozenset[str] | None = None) -> list[AuditEntry]:
         """The newest entries, of these clusters only."""

@@ -44,7 +44,8 @@ CREATE TABLE IF NOT EXISTS tenants (name TEXT PRIMARY KEY, terms TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS conversions (id INTEGER PRIMARY KEY AUTOINCREMENT, record BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS actions (id INTEGER PRIMARY KEY AUTOINCREMENT, record BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS audit (id INTEGER PRIMARY KEY AUTOINCREMENT, cluster TEXT NOT NULL, record BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS audit (id INTEGER PRIMARY KEY AUTOINCREMENT, cluster TEXT NOT NULL, record BLOB NOT NULL,
+    source TEXT NOT NULL DEFAULT '');
 CREATE TABLE IF NOT EXISTS traffic_slots (
     day INTEGER NOT NULL, slot INTEGER NOT NULL, record BLOB NOT NULL, PRIMARY KEY (day, slot));
 """
@@ -52,6 +53,7 @@ _LATER = (
     ("clusters", "egress_gbps", "REAL NOT NULL DEFAULT 0"),
     ("clusters", "terms", "TEXT"),
     ("clusters", "security", "TEXT"),
+    ("audit", "source", "TEXT NOT NULL DEFAULT ''"),
     ("keys", "limits", "TEXT"),
 )
 """Columns that files of older gateways lack."""

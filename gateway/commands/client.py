@@ -14,6 +14,7 @@ import click
 import httpx
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -160,7 +161,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], empty: st
         return
     table = Table(*columns, box=None, pad_edge=False)
     for row in rows:
-        table.add_row(*("-" if cell is None else str(cell) for cell in row))
+        table.add_row(*(Text("-" if cell is None else str(cell)) for cell in row))  # in which nothing is markup
     Console(width=None if Console().is_terminal else 200).print(table)
 
 
