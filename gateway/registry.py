@@ -283,7 +283,8 @@ class Registry:
             if len(self._sessions) >= MAX_NODES:
                 return Refused("node_id", f"this gateway holds {MAX_NODES} nodes already")
             return None
-        if known.incarnation != join.incarnation:
+        # Peers of a transfer know each other's incarnation and key, so these alone make no node of another cluster's.
+        if known.incarnation != join.incarnation or known.join.cluster != join.cluster:
             return Refused("node_id", f"{join.node_id!r} is joined by another process; choose another --node-id")
         if known.join.public_key != join.public_key:
             return Refused("public_key", "this incarnation joined with another key")

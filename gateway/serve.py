@@ -55,6 +55,14 @@ def tls_options(config: GatewayConfig) -> dict[str, Any]:
     return own | {"ssl_ca_certs": str(config.ca_dir / files.ROOT), "ssl_cert_reqs": ssl.CERT_OPTIONAL}
 
 
+def followed(config: GatewayConfig, context: ssl.SSLContext) -> CertificateFiles | None:
+    """The files that ``context`` was made of by ``tls_options``, to be taken anew when they change."""
+    if config.tls_cert is None or config.tls_key is None:
+        return None
+    roots = None if config.ca_dir is None else config.ca_dir / files.ROOT
+    return CertificateFiles(config.tls_cert, config.tls_key, [context], roots, [] if roots is None else [context])
+
+
 class GatewayServer(uvicorn.Server):
     """uvicorn, but the first signal drains: it would close the nodes' streams, and with them every answer."""
 
@@ -226,10 +234,10 @@ def serve(config: GatewayConfig, reread: Callable[[], GatewayConfig], worker: Wo
                 server.config.load()
             except OSError as error:  # ssl.SSLError is one
                 raise ConfigError(f"--tls-cert {config.tls_cert}, --tls-key {config.tls_key}: {error}") from error
-            certificate = None
-            if config.tls_cert is not None and config.tls_key is not None and server.config.ssl is not None:
-                certificate = CertificateFiles(config.tls_cert, config.tls_key, [server.config.ssl])
-                count_refused(server.config.ssl, gateway.refusals)
+            context = server.config.ssl
+            if context is not None:
+                count_refused(context, gateway.refusals)
+            certificate = None if context is None else followed(config, context)
             gateway.reloading = Reloading(gateway.live, reread, certificate)
             server.run(sockets=listeners)
     finally:

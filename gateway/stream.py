@@ -56,6 +56,7 @@ UNREAD_S = 10.0
 """How long a message may wait for a node to read those before it: the largest one, over a slow link."""
 _SECOND_LOOK_S = 0.05
 _POLICY_VIOLATION = 1008
+_FIELDS = {Cause.OTHER_CLUSTER: "cluster", Cause.CERTIFICATE_REVOKED: "certificate"}
 
 
 class ControlStreams:
@@ -114,7 +115,7 @@ class ControlStreams:
             return
         away = self._door.admits(newcomer, first)
         if away is not None:
-            field = "cluster" if away.cause is Cause.OTHER_CLUSTER else "node_id"
+            field = _FIELDS.get(away.cause, "node_id")
             await self._turn_away(send, first, away, Refused(field, away.reason))
             return
         admitted = self._registry.admit(first, asyncio.get_running_loop().time(), newcomer)

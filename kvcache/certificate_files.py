@@ -1,7 +1,7 @@
 """A certificate and its key on disk, shown by TLS contexts that take new ones while they are in use.
 
-Connections that are open keep what they were begun with; whoever connects afterwards meets the new certificate. Roots
-are not part of it: a context can be told to trust more, but not less.
+Connections that are open keep what they were begun with; whoever connects afterwards meets the new certificate. New
+roots are trusted beside the old ones: a context can be told to trust more, but not less.
 """
 
 from __future__ import annotations
@@ -17,12 +17,21 @@ Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 class CertificateFiles:
-    """PEM files ``cert`` and ``key``, which have been loaded into ``contexts`` already."""
+    """PEM files ``cert`` and ``key``, which are loaded into ``contexts`` already, and ``roots`` into ``trusting``."""
 
-    def __init__(self, cert: Path, key: Path, contexts: Sequence[ssl.SSLContext]) -> None:
+    def __init__(
+        self,
+        cert: Path,
+        key: Path,
+        contexts: Sequence[ssl.SSLContext],
+        roots: Path | None = None,
+        trusting: Sequence[ssl.SSLContext] = (),
+    ) -> None:
         self._cert = cert
         self._key = key
         self._contexts = tuple(contexts)
+        self._roots = roots
+        self._trusting = tuple(trusting)
         self._seen = self._stamp()
 
     def load(self, cert: Path | None = None, key: Path | None = None) -> None:
@@ -31,16 +40,21 @@ class CertificateFiles:
         ssl.SSLError is one: a key that belongs to another certificate.
         """
         cert, key = cert or self._cert, key or self._key
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
+        trial = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        trial.load_cert_chain(cert, key)
+        if self._roots is not None:
+            trial.load_verify_locations(self._roots)
         for context in self._contexts:
             context.load_cert_chain(cert, key)
+        for context in self._trusting:
+            context.load_verify_locations(self._roots)
         self._cert, self._key = cert, key
         self._seen = self._stamp()
 
     async def follow(self, told: Callable[[OSError | None], None], every_s: float = LOOK_EVERY_S) -> None:
         """Load the files whenever they have changed, until cancelled. ``told`` hears of each time, and why it failed.
 
-        Two files are never replaced at once, so a pair that does not fit is looked at again when either changes.
+        Two files are never replaced at once, so what does not fit is looked at again when one of them changes.
         """
         while True:
             await asyncio.sleep(every_s)
@@ -56,7 +70,7 @@ class CertificateFiles:
                 told(None)
 
     def _stamp(self) -> Stamp:
-        return tuple(_stamp(path) for path in (self._cert, self._key))
+        return tuple(_stamp(path) for path in (self._cert, self._key, self._roots) if path is not None)
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

@@ -439,14 +439,13 @@ class Node:
         files = identity.enrolment.files
         assert files.cert is not None
         assert files.key is not None
-        shown = [self._gateway_tls]
-        if not self._config.kv_tls.complete:
-            shown += [self._listen_tls, dial_tls]
-        contexts = [context for context in shown if context is not None]
+        peers = [] if self._config.kv_tls.complete else [self._listen_tls, dial_tls]
+        trusting = peers if self._config.gateway_ca is not None else [self._gateway_tls, *peers]
+        shown = [each for each in (self._gateway_tls, *peers) if each is not None]
         return Renewal(
             identity.enrolment,
             identity.certificate,
-            CertificateFiles(files.cert, files.key, contexts),
+            CertificateFiles(files.cert, files.key, shown, files.ca, [each for each in trusting if each is not None]),
             lambda asked: self._gateways.send_all(asked),
         )
 

@@ -54,7 +54,8 @@ def operators_certificate(files: TlsFiles, *contexts: ssl.SSLContext | None) -> 
     """The KV port's certificate as those contexts show it, to be taken anew when an operator replaces the files."""
     if files.cert is None or files.key is None:
         return None
-    return CertificateFiles(files.cert, files.key, [context for context in contexts if context is not None])
+    shown = [context for context in contexts if context is not None]
+    return CertificateFiles(files.cert, files.key, shown, files.ca, [] if files.ca is None else shown)
 
 
 def certificate_told(error: OSError | None) -> None:

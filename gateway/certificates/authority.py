@@ -22,6 +22,10 @@ SKEW_S = 300.0
 """How much earlier than its issue a certificate holds: clocks of other machines may be late by this."""
 
 
+class AuthorityExpired(ValueError):
+    """What would sign has ended, or ends right now."""
+
+
 @dataclass(frozen=True, slots=True)
 class Credential:
     """A certificate with its key: a root, an intermediate or a gateway's own."""
@@ -82,7 +86,7 @@ def _builder(
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     until = now + seconds if issuer is None else min(now + seconds, issuer.until)
     if until <= now:
-        raise ValueError("the authority that would sign this has expired; rotate it")
+        raise AuthorityExpired("the authority that would sign this has expired; rotate it with `prfaas certs rotate`")
     signer = key if issuer is None else issuer.key.public_key()
     return (
         x509.CertificateBuilder()

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 
 from gateway.certificates import files
-from gateway.certificates.authority import Credential, fingerprint
+from gateway.certificates.authority import AuthorityExpired, Credential, fingerprint
 from gateway.config import ConfigError
 from kvcache.node_certificates import CertificateRequest, NodeName
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,25 +31,22 @@ class Issuer:
     """Signs nodes' certificates, each for ``seconds``."""
 
     def __init__(self, folder: Path, seconds: float) -> None:
-        """Raises ConfigError for a folder that ``prfaas certs create`` has not made, or that has expired."""
+        """Raises ConfigError for a folder that lacks something, or whose parts do not belong together."""
         self._folder = folder
         self._seconds = seconds
-        self._seen = self._stamp()
+        self._seen = self._told = self._stamp()
         self._authority, self.roots = self._read()
 
     @property
-    def roots_file(self) -> Path:
-        """The bundle of roots that nodes' certificates come from."""
-        return self._folder / files.ROOT
-
-    @property
     def root(self) -> bytes:
-        """By which fingerprint new join tokens name the root."""
-        return fingerprint(self.roots[0])
+        """By which fingerprint new join tokens name the root: the one that the gateway's own certificate comes from."""
+        self.refresh()
+        return fingerprint(_signer(self._authority.certificate, self.roots))
 
     @property
     def roots_pem(self) -> bytes:
         """All roots that are believed."""
+        self.refresh()
         return files.pem(*self.roots)
 
     @property
@@ -52,13 +55,17 @@ class Issuer:
         return self._authority.until
 
     def issue(self, name: NodeName, request: CertificateRequest, now: float) -> Issued:
-        """Sign what a node asks for. Raises ValueError with an expired intermediate.
+        """Sign what a node asks for. Raises AuthorityExpired with an intermediate that has ended.
 
         It may well be for a host of the gateway's, where both are on one machine: what tells a gateway's certificate
         from a node's is that it names no node.
         """
         self.refresh()
-        certificate = self._authority.node(name, request, now, self._seconds)
+        try:
+            certificate = self._authority.node(name, request, now, self._seconds)
+        except AuthorityExpired as error:
+            log.error("no certificate for %s: %s", name.uri, error)
+            raise
         until = certificate.not_valid_after_utc.timestamp()
         return Issued(files.pem(certificate, self._authority.certificate), until)
 
@@ -69,9 +76,13 @@ class Issuer:
             return
         try:
             self._authority, self.roots = self._read()
-        except ConfigError:
+        except ConfigError as error:
+            if stamp != self._told:
+                log.error("certificates not replaced: %s", error)
+            self._told = stamp
             return
         self._seen = stamp
+        log.info("authority replaced roots=%d", len(self.roots))
 
     def _stamp(self) -> tuple[int, ...]:
         names = (files.INTERMEDIATE, files.INTERMEDIATE_KEY, files.ROOT)
@@ -86,6 +97,17 @@ class Issuer:
             roots = files.read_certificates(self._folder / files.ROOT)
         except ValueError as error:
             raise ConfigError(f"--ca: {error}; make the folder with `prfaas certs create`") from error
-        if not any(authority.certificate.issuer == root.subject for root in roots):
-            raise ConfigError(f"--ca: {files.INTERMEDIATE} in {self._folder} comes from none of the roots beside it")
+        try:
+            _signer(authority.certificate, roots)
+        except ValueError as error:
+            raise ConfigError(f"--ca: {files.INTERMEDIATE} in {self._folder} {error}") from error
         return authority, roots
+
+
+def _signer(certificate: x509.Certificate, roots: Sequence[x509.Certificate]) -> x509.Certificate:
+    """Which of the roots, that may all have one name, has signed this. Raises ValueError."""
+    for root in roots:
+        with contextlib.suppress(ValueError, TypeError, InvalidSignature):
+            certificate.verify_directly_issued_by(root)
+            return root
+    raise ValueError("comes from none of the roots beside it")

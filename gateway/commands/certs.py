@@ -65,6 +65,8 @@ def rotate(root: Path, out: Path, hosts: tuple[str, ...], days: int) -> None:
     """Replace intermediate and gateway's certificate. A running gateway takes them up by itself.
 
     What the old intermediate signed holds until it ends, a node's within a day; nodes renew theirs under the new one.
+    Another root takes two runs: the first has it believed beside the old one, the second, when all nodes have renewed
+    their certificates and so know it, signs under it.
     """
     try:
         made = files.read(root, files.ROOT, files.ROOT_KEY)
@@ -73,6 +75,11 @@ def rotate(root: Path, out: Path, hosts: tuple[str, ...], days: int) -> None:
         raise click.UsageError(str(error)) from error
     if made.certificate not in known:
         _saving(lambda: files.write_bundle(out, [made.certificate, *known]))
+        if known:
+            click.echo(
+                f"{out / files.ROOT}: also believes the new root now; run this again when all nodes have renewed"
+            )
+            return
     _issue(made, out, hosts, days, time.time())
 
 

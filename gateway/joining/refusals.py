@@ -50,4 +50,9 @@ class Refusals:
         """One more. ``who`` and ``cluster`` are what it said it is, "" where it has not said."""
         self.counter.labels(away.cause.value).inc()
         log.warning("node refused who=%r cause=%s reason=%r", who[:63], away.cause.value, away.reason)
-        self._tell(who[:63], cluster[:63], away.cause.value, away.reason)
+        self._tell(_plain(who)[:63], _plain(cluster)[:63], away.cause.value, _plain(away.reason))
+
+
+def _plain(text: str) -> str:
+    """What a stranger said, as it can be shown on a terminal."""
+    return "".join(each if each.isprintable() else "?" for each in text)

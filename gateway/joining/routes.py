@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import logging
 import time
 
 import msgspec
@@ -11,6 +12,7 @@ from fastapi import FastAPI, Request, Response
 
 from gateway.access import bearer
 from gateway.answers import json_answer
+from gateway.certificates.authority import AuthorityExpired
 from gateway.certificates.issuer import Issuer
 from gateway.config import NAME
 from gateway.errors import ApiError, bad_field
@@ -21,7 +23,12 @@ from gateway.openai.requests import convert, decode_json
 from gateway.registry import ClusterState
 from kvcache.node_certificates import CertificateRequest, NodeName
 
+log = logging.getLogger(__name__)
+
 PENDING_RETRY_S = 5.0
+EXPIRED_RETRY_S = 60.0
+MOST_BODY_BYTES = 64 << 10
+"""Of a request that shows no key: a name, and a request for a certificate in base64."""
 
 
 class EnrolBody(msgspec.Struct, frozen=True):
@@ -47,7 +54,7 @@ def add_joining_routes(
     @api.post("/v1/join")
     async def enrol(request: Request) -> Response:
         signer = _issuing(issuer)
-        data = await read_body(request.scope, request.receive, max_body_bytes)
+        data = await read_body(request.scope, request.receive, min(max_body_bytes, MOST_BODY_BYTES))
         body: EnrolBody = convert(decode_json(data), EnrolBody)
         if not NAME.fullmatch(body.node_id):
             raise bad_field("node_id", "node_id: letters, digits, dot, dash and underscore, at most 63")
@@ -62,8 +69,11 @@ def add_joining_routes(
         try:
             asked = CertificateRequest.parse(base64.b64decode(body.request, validate=True))
             issued = signer.issue(name, asked, time.time())
+        except AuthorityExpired as error:
+            raise ApiError(503, str(error), code="authority_expired", retry_after_s=EXPIRED_RETRY_S) from error
         except (ValueError, binascii.Error) as error:
             raise bad_field("request", str(error)) from error
+        log.info("certificate issued node=%s cluster=%s", body.node_id, cluster.name)
         answer = {"certificate": issued.chain.decode(), "roots": signer.roots_pem.decode(), "until": issued.until}
         return json_answer(answer)
 

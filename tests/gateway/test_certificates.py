@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from cryptography import x509
 
 from gateway.certificates import files
-from gateway.certificates.authority import Credential, create_root
+from gateway.certificates.authority import Credential, create_root, fingerprint
 from gateway.certificates.issuer import Issuer
 from gateway.commands.certs import certs
 from gateway.config import ConfigError
@@ -115,11 +115,14 @@ def test_after_a_rotation_old_and_new_certificates_hold_and_a_running_issuer_sig
 def test_a_new_root_is_believed_beside_the_old_one(made: Path) -> None:
     ca = made / "ca"
     before = node_files(made, Issuer(ca, 3600))
-    root = create_root("second", NOW, 10)
+    issuer = Issuer(ca, 3600)
+    old, root = issuer.root, create_root("prfaas root", NOW, 10)
     files.write(made / "offline", files.ROOT, files.ROOT_KEY, [root.certificate], root)
     run("rotate", made)
-    issuer = Issuer(ca, 3600)
-    assert len(issuer.roots) == 2
+    assert len(x509.load_pem_x509_certificates(issuer.roots_pem)) == 2
+    assert issuer.root == old  # nothing comes from the new one before all know it
+    run("rotate", made)
+    assert issuer.root == fingerprint(root.certificate)
     for node in (before, node_files(made, issuer, NodeName("east", "p2", 3))):
         handshake(ca / files.ROOT, (ca / files.GATEWAY, ca / files.GATEWAY_KEY), node, "127.0.0.1")
 
@@ -171,6 +174,13 @@ def test_a_rotation_that_is_broken_changes_nothing(made: Path) -> None:
     (made / "ca" / files.INTERMEDIATE).write_text("not yet written")
     issued = issuer.issue(EAST, CertificateRequest.parse(request_for(new_key(), [])), NOW)
     assert b"BEGIN CERTIFICATE" in issued.chain
+
+
+def test_an_intermediate_of_another_root_of_the_same_name_is_refused(made: Path) -> None:
+    root = create_root("prfaas root", NOW, 10)
+    files.write_bundle(made / "ca", [root.certificate])
+    with pytest.raises(ConfigError, match="comes from none of the roots"):
+        Issuer(made / "ca", 3600)
 
 
 def test_a_host_that_is_none_is_refused_by_name(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 import uvicorn
 import websockets
@@ -24,15 +25,18 @@ from gateway.certificates.authority import create_root
 from gateway.commands.certs import certs
 from gateway.config import ConfigError, GatewayConfig
 from gateway.joining.handshakes import count_refused
+from gateway.joining.newcomer import Newcomer
 from gateway.joining.stream_protocol import StreamProtocol
 from gateway.joining.tokens import JoinTokens
 from gateway.keys import Role as KeyRole
 from gateway.model import ServedModel
 from gateway.protocol import BoundedHttp
 from gateway.registry import Cluster, Dial, Registry
-from gateway.serve import tls_options
+from gateway.serve import followed, tls_options
 from gateway.state import State
-from kvcache.control import Heartbeat, ModelInfo
+from kvcache import control
+from kvcache.certificate_files import CertificateFiles
+from kvcache.control import Heartbeat, ModelInfo, Refused
 from kvcache.join_token import JoinToken
 from kvcache.node_certificates import CertificateRequest, NodeName, key_pem, new_key, request_for
 from kvcache.renewal import CertificateIssued, RenewCertificate
@@ -41,6 +45,7 @@ from node.certificate_request import NotEnrolled
 from node.config import ConfigError as NodeConfigError
 from node.config import TlsFiles
 from node.enrolment import Certificate, Enrolment
+from node.renewal import Renewal
 from node.tls import gateway_context
 from tests.gateway.conftest import Open
 from tests.gateway.fakes import FakeNode
@@ -55,6 +60,7 @@ class Installation:
     folder: Path
     info: ModelInfo
     client: httpx.AsyncClient
+    shown: CertificateFiles
 
     @property
     def ca(self) -> Path:
@@ -109,13 +115,15 @@ async def place(
     server.config.load()
     assert server.config.ssl is not None
     count_refused(server.config.ssl, gateway.refusals)
+    shown = followed(changed, server.config.ssl)
+    assert shown is not None
     task = asyncio.create_task(server._serve())
     while not server.started:  # noqa: ASYNC110 (uvicorn offers no event)
         await asyncio.sleep(0.005)
     url = f"https://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     trust = ssl.create_default_context(cafile=str(ca / files.ROOT))
     async with httpx.AsyncClient(base_url=url, verify=trust, timeout=30.0) as client:
-        yield Installation(gateway, url, tmp_path, info, client)
+        yield Installation(gateway, url, tmp_path, info, client, shown)
     server.should_exit = True
     await task
     gateway.close()
@@ -256,6 +264,85 @@ async def test_a_stream_ends_with_its_certificate_unless_that_is_renewed_over_it
     await node.stop()
 
 
+async def rotated(place: Installation) -> None:
+    """What an operator's `prfaas certs rotate` does, and what the running gateway does then."""
+    where = ["--root", str(place.folder / "offline"), "--out", str(place.ca), "--host", "127.0.0.1"]
+    assert CliRunner().invoke(certs, ["rotate", *where]).exit_code == 0
+    place.shown.load()
+
+
+async def test_another_root_takes_over_while_gateway_and_nodes_run(place: Installation) -> None:
+    enrolment, certificate = await place.enrol("p1", await place.register("east"))
+    own = gateway_context(None, enrolment.files)
+    assert own is not None
+    node = FakeNode(place.url, "p1", Role.PREFILL, place.info, cluster="east", tls=own)
+    await node.start()
+    root = create_root("prfaas root", time.time(), 10)
+    files.write(place.folder / "offline", files.ROOT, files.ROOT_KEY, [root.certificate], root)
+    await rotated(place)
+    renewal = Renewal(
+        enrolment,
+        certificate,
+        CertificateFiles(enrolment.files.cert, enrolment.files.key, [own], enrolment.files.ca, [own]),  # type: ignore[arg-type]
+        lambda asked: None,
+    )
+    await node.send(RenewCertificate(enrolment.request()))
+    async with asyncio.timeout(5):
+        while not node.jobs(CertificateIssued):  # noqa: ASYNC110 (it polls state that has no event)
+            await asyncio.sleep(0.01)
+    renewal.issued(node.jobs(CertificateIssued)[0])
+    await node.stop()
+    await rotated(place)
+    again = await FakeNode(place.url, "p1", Role.PREFILL, place.info, cluster="east", tls=own).start()
+    assert again.refused is None
+    await again.stop()
+    trust = ssl.create_default_context(cadata=files.pem(root.certificate).decode())
+    async with httpx.AsyncClient(base_url=place.url, verify=trust) as client:
+        token = (await client.post("/v1/clusters/east/rotate", json={})).json()["join_token"]
+    newer, _ = await place.enrol("p2", token)
+    joined = await place.node("p2", newer.files).start()
+    assert joined.refused is None
+    await joined.stop()
+
+
+async def test_a_node_that_shows_what_is_revoked_before_it_joins_does_not_join(place: Installation) -> None:
+    enrolment, _ = await place.enrol("p1", await place.register("east"))
+    node = place.node("p1", enrolment.files)
+    async with websockets.connect(node.url, ssl=node.tls) as stream:
+        await place.rotate("east", revoke=True)
+        await stream.send(control.encode(node.join))
+        answer = control.decode_to_node(await stream.recv())  # type: ignore[arg-type]
+    assert isinstance(answer, Refused)
+    assert answer.field == "certificate"
+    assert place.refused("certificate_revoked") == 1
+    revoked = Newcomer("east", "p1", time.time() + 60, 0)
+    assert place.gateway._streams._door.renew(revoked, enrolment.request())[1].reason
+
+
+async def test_an_authority_that_has_ended_makes_nodes_wait_and_not_give_up(
+    place: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = await place.register("east")
+    issuer = place.gateway._streams._door._issuer
+    assert issuer is not None
+    ended = files.read(place.folder / "offline", files.ROOT, files.ROOT_KEY).intermediate("x", time.time() - 9000, 0.1)
+    monkeypatch.setattr(issuer, "_authority", ended)
+    with pytest.raises(NotEnrolled, match=r"503.*prfaas certs rotate"):
+        await place.enrol("p1", token)
+
+
+async def test_who_has_no_token_learns_nothing_of_clusters_and_is_not_listened_to_for_long(place: Installation) -> None:
+    await place.register("east")
+    told = []
+    for name in ("east", "nowhere"):
+        headers = {"Authorization": f"Bearer {JoinToken.fresh(name)}"}
+        answer = await place.client.post("/v1/join", json={"node_id": "p1", "request": ""}, headers=headers)
+        told.append((answer.status_code, answer.text.replace(name, "X")))
+    assert told[0] == told[1]
+    large = await place.client.post("/v1/join", content=b" " * 100_000)
+    assert large.status_code == 413
+
+
 async def test_a_heartbeat_of_a_node_that_has_not_joined_is_refused(place: Installation) -> None:
     enrolment, _ = await place.enrol("p1", await place.register("east"))
     node = place.node("p1", enrolment.files)
@@ -353,6 +440,26 @@ async def test_a_cluster_serves_the_models_that_it_was_registered_for(stage: Ope
     away = await FakeNode(one.url, "p", Role.PREFILL, one.info, cluster="east").start()
     assert away.refused is not None
     assert (away.refused.field, "other only" in away.refused.reason) == ("model", True)
+
+
+async def test_a_node_of_another_cluster_does_not_take_a_node_s_place_by_what_its_peers_know(stage: Open) -> None:
+    one = await stage()
+    one.register("east")
+    decode = await one.node("d", Role.DECODE)
+    thief = FakeNode(one.url, "d", Role.PREFILL, one.info, cluster="east", incarnation=decode.join.incarnation)
+    thief.join = msgspec.structs.replace(thief.join, public_key=decode.join.public_key)
+    await thief.start()
+    assert thief.refused is not None
+    assert thief.refused.field == "node_id"
+    assert [(each.node_id, each.join.cluster) for each in one.gateway.registry.nodes()] == [("d", "local")]
+
+
+async def test_what_a_stranger_calls_itself_is_safe_on_a_terminal(stage: Open) -> None:
+    one = await stage()
+    await FakeNode(one.url, "\x1b]0;owned\x07", Role.PREFILL, one.info, cluster="e\nast").start()
+    entry = (await one.client.get("/v1/audit")).json()["entries"][0]
+    assert (entry["actor"], entry["cluster"]) == ("node ?]0;owned?", "e?ast")
+    assert entry["detail"].isprintable()
 
 
 async def test_an_operator_of_one_cluster_sees_and_changes_only_that_one(stage: Open) -> None:
