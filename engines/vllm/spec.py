@@ -92,7 +92,9 @@ class VllmSpec:
     def environment(self, packages: Path) -> dict[str, str]:
         """Its environment: ``packages`` are all that it gets of this venv. What the caller set for vLLM stays."""
         kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONHOME", "VIRTUAL_ENV")}
-        defaults = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "TORCHDYNAMO_DISABLE": "1"}
+        defaults = {"VLLM_NO_USAGE_STATS": "1", "TORCHDYNAMO_DISABLE": "1"}
+        if not any(argument.startswith(("--tensor-parallel-size", "-tp")) for argument in self.arguments):
+            defaults["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # a lone worker needs no process of its own
         return (
             defaults
             | kept

@@ -29,7 +29,6 @@ async def test_two_ranks_export_and_load_what_one_computes(
     vllm_python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv_heads: int
 ) -> None:
     """With one KV head both ranks hold it, and the first one exports it."""
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     sizes = {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": kv_heads, "head_dim": 32}
     model = tiny_model("llama", tmp_path / "llama", **sizes)

@@ -63,6 +63,12 @@ def test_only_our_own_packages_reach_vllms_python(monkeypatch: pytest.MonkeyPatc
     assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "1", "what an operator set stays"
 
 
+def test_a_lone_worker_shares_a_process_and_several_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_ENABLE_V1_MULTIPROCESSING", raising=False)
+    assert spec().environment(Path("/p"))["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in spec(arguments=("-tp", "2")).environment(Path("/p"))
+
+
 def test_sampling_is_said_in_vllms_words() -> None:
     asked = Sampling(
         max_tokens=9,
