@@ -68,7 +68,12 @@ def _for(roles: tuple[Role, ...], check: Callable[..., Any]) -> Any:
 
 def sees(principal: Principal, cluster: str) -> bool:
     """Whether a cluster is this caller's to see and change."""
-    return principal.role is Role.ADMIN or principal.clusters is None or cluster in principal.clusters
+    return not bound(principal) or cluster in (principal.clusters or ())
+
+
+def bound(principal: Principal) -> bool:
+    """Whether a caller answers for some clusters only."""
+    return principal.role is not Role.ADMIN and principal.clusters is not None
 
 
 def caller_of(request: Request) -> Principal:

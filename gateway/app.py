@@ -129,7 +129,7 @@ class Gateway:
         tenants = Tenants(state)
         policy = RoutingPolicy(config.policy)
         self.audit = AuditLog(state)
-        audits = KvAudits(self.registry, self.audit, lambda: self.live.now.audit)
+        self._audits = audits = KvAudits(self.registry, self.audit, lambda: self.live.now.audit, self.shared.writing)
         self.metrics.show(audits)
         services = Services(
             self.live,
@@ -382,6 +382,7 @@ class Gateway:
                 await self.canary.stop()
                 await self.rebalancing.stop()
                 await self._kv_upkeep.stop()
+                await self._audits.stop()
                 await self.shared.stop()
             await send({"type": f"{event['type']}.complete"})
             if event["type"] == "lifespan.shutdown":

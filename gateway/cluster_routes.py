@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import FastAPI, Request, Response
 
-from gateway.answers import json_answer, needs, operator_of, sees, some_clusters
+from gateway.answers import bound, json_answer, needs, operator_of, sees, some_clusters
 from gateway.errors import ApiError
 from gateway.joining.tokens import TOKEN_HOURS, JoinTokens
 from gateway.keys import Principal, Role
@@ -80,7 +80,7 @@ def add_cluster_routes(
         if not sees(operator, body.name):
             raise ApiError(403, f"this key is not bound to {body.name[:63]!r}", param="name", code="cluster_scope")
         told = (body.region, body.trusted, body.prices, body.residency, body.endpoints, body.models)
-        state = ClusterState.ACTIVE if operator.clusters is None else ClusterState.PENDING
+        state = ClusterState.PENDING if bound(operator) else ClusterState.ACTIVE
         made = registry.register(body.name, body.dial, body.egress_gbps, ClusterTerms(*told), state)
         token = tokens.make(made)
         return json_answer(seen(made) | token, 201)
@@ -95,7 +95,7 @@ def add_cluster_routes(
         given = {field: value for field, value in msgspec.structs.asdict(body).items() if value is not msgspec.UNSET}
         one = registry.cluster(name)
         others = sorted(given.keys() - _ITS_OWN_WORD)
-        if others and operator.clusters is not None and one.state is not ClusterState.PENDING:
+        if others and bound(operator) and one.state is not ClusterState.PENDING:
             raise ApiError(
                 403,
                 f"{others[0]} of an approved cluster is an admin's to change",
@@ -117,10 +117,10 @@ def add_cluster_routes(
         return json_answer(seen(registry.set_draining(name, True)))
 
     @api.post("/v1/clusters/{name}/resume", dependencies=[operator_of()])
-    async def resume(name: str) -> Response:
-        resumed = registry.set_draining(name, False)
-        audits.resumed(name)
-        return json_answer(seen(resumed))
+    async def resume(name: str, operator: Operator) -> Response:
+        if registry.cluster(name).security.flagged and bound(operator):
+            raise ApiError(403, f"audits flagged {name!r}; an admin resumes it", param="name", code="cluster_scope")
+        return json_answer(seen(registry.set_draining(name, False)))
 
     @api.post("/v1/clusters/{name}/rotate", dependencies=[operator_of()])
     async def rotate(name: str, request: Request) -> Response:

@@ -5,19 +5,21 @@ What is asked of a decode node is done when it has nothing else to do; most of w
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from gateway.audit import AuditEntry, AuditLog
 from gateway.errors import ApiError
-from gateway.registry import ClusterState, Registry
+from gateway.registry import Registry
 from gateway.sessions import NodeLost, NodeSession
 from kvcache.kv_audit import AuditKv, KvAudited
 from scheduler.auditing import AuditValues, ClusterAudits, chosen
@@ -26,6 +28,8 @@ log = logging.getLogger(__name__)
 
 MOST_ASKED = 64
 """Audits without an answer; the oldest is forgotten for a new one."""
+AGAIN_S = 5.0
+"""After which a cluster that could not be drained is drained: other gateways must hear of it, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +53,24 @@ class KvAudits:
         registry: Registry,
         audit: AuditLog,
         values: Callable[[], AuditValues],
+        writing: Callable[[], AbstractAsyncContextManager[None]],
         drawn: Callable[[], float] = random.random,
     ) -> None:
         self._registry = registry
         self._audit = audit
         self._values = values
+        self._writing = writing
         self._drawn = drawn
         self._asked: OrderedDict[str, Served] = OrderedDict()
         self._clusters: dict[str, ClusterAudits] = {}
+        self._draining: dict[str, asyncio.Task[None]] = {}
+
+    async def stop(self) -> None:
+        """End what is still being tried. Idempotent."""
+        tasks = list(self._draining.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def of(self, cluster: str) -> ClusterAudits:
         """What audits of one cluster came to."""
@@ -93,10 +107,6 @@ class KvAudits:
         if flags:
             self._flag(asked, told)
 
-    def resumed(self, cluster: str) -> None:
-        """An operator sends a cluster work again, whatever audits said."""
-        self.of(cluster).cleared()
-
     def collect(self) -> Iterable[Metric]:
         """Counters and gauges by cluster."""
         made = CounterMetricFamily("prfaas_kv_audits", "KV computed again and compared", labels=["cluster", "outcome"])
@@ -104,16 +114,31 @@ class KvAudits:
         for name, audits in self._clusters.items():
             made.add_metric([name, "passed"], audits.passed)
             made.add_metric([name, "failed"], audits.failed)
-            flagged.add_metric([name], float(audits.flagged))
+        for cluster in self._registry.clusters:
+            if not cluster.local:
+                flagged.add_metric([cluster.name], float(cluster.security.flagged))
         return [made, flagged]
 
     def _flag(self, asked: Served, told: KvAudited) -> None:
+        if asked.cluster in self._draining:
+            return
         reason = (
             f"KV from {asked.prefill_node} was off by {told.error:.3g} of its size; resume it once that is explained"
         )
         self._audit.add(AuditEntry(time.time(), "kv audit", "drain", asked.cluster, "flagged", reason))
-        try:
-            if self._registry.cluster(asked.cluster).state is ClusterState.ACTIVE:
-                self._registry.set_draining(asked.cluster, True)
-        except ApiError as error:
-            log.error("cluster not drained cluster=%s cause=%s", asked.cluster, error)
+        self._draining[asked.cluster] = task = asyncio.create_task(self._drain(asked.cluster))
+        task.add_done_callback(lambda _: self._draining.pop(asked.cluster, None))
+
+    async def _drain(self, name: str) -> None:
+        """Flag a cluster on all gateways, as soon as that can be done."""
+        while True:
+            try:
+                async with self._writing():
+                    self._registry.flag(name)
+            except ApiError as error:
+                log.error("cluster not drained cluster=%s cause=%s", name, error)
+                if error.status == 404:  # it was removed meanwhile
+                    return
+                await asyncio.sleep(AGAIN_S)
+            else:
+                return

@@ -130,7 +130,7 @@ class Registry:
                 "one side must accept",
                 param="dial",
             )
-        security = NO_SECURITY if known is None else known.security
+        security = NO_SECURITY if known is None else msgspec.structs.replace(known.security, flagged=False)
         return self._set(Cluster(name, False, dial, state, time.time(), egress_gbps, terms, security))
 
     def approve(self, name: str) -> Cluster:
@@ -150,12 +150,21 @@ class Registry:
         return self._set(replace(self.cluster(name), terms=terms))
 
     def set_draining(self, name: str, draining: bool) -> Cluster:
-        """Stop or resume sending new work to a remote cluster. Raises ApiError."""
+        """Stop or resume sending new work to a remote cluster, which then counts as honest again. Raises ApiError."""
         cluster = self._remote(name)
         if cluster.state is ClusterState.PENDING:
             raise ApiError(409, f"cluster {name!r} waits for approval", param="cluster", code="cluster_pending")
-        state = ClusterState.DRAINING if draining else ClusterState.ACTIVE
-        return self._set(replace(cluster, state=state))
+        if draining:
+            return self._set(replace(cluster, state=ClusterState.DRAINING))
+        security = msgspec.structs.replace(cluster.security, flagged=False)
+        return self._set(replace(cluster, state=ClusterState.ACTIVE, security=security))
+
+    def flag(self, name: str) -> Cluster:
+        """Send a remote cluster no new work, as it lies. Raises ApiError."""
+        cluster = self._remote(name)
+        state = ClusterState.DRAINING if cluster.state is ClusterState.ACTIVE else cluster.state
+        security = msgspec.structs.replace(cluster.security, flagged=True)
+        return self._set(replace(cluster, state=state, security=security))
 
     def remove(self, name: str) -> Cluster:
         """Remove a remote cluster: its nodes are dismissed, its token and certificates revoked. Raises ApiError."""

@@ -40,7 +40,7 @@ def cluster_view(registry: Registry, audits: KvAudits, cluster: Cluster, now: fl
             "passed": audited.passed,
             "failed": audited.failed,
             "worst": audited.worst,
-            "flagged": audited.flagged,
+            "flagged": cluster.security.flagged,
         },
         "nodes": len(nodes),
         "accepting": sum(node.accepting for node in nodes),

@@ -30,11 +30,10 @@ class ClusterAudits:
         self.passed = 0
         self.failed = 0
         self.worst = 0.0
-        self.flagged = False
         self._strikes = 0
 
     def add(self, error: float, values: AuditValues) -> bool:
-        """One more; whether this one has flagged the cluster."""
+        """One more; whether this one makes enough in a row to flag the cluster. The count begins anew then."""
         if isfinite(error) and error <= values.tolerance:
             self.passed += 1
             self._strikes = 0
@@ -42,15 +41,10 @@ class ClusterAudits:
             return False
         self.failed += 1
         self._strikes += 1
-        if self.flagged or self._strikes < values.strikes:
+        if self._strikes < values.strikes:
             return False
-        self.flagged = True
-        return True
-
-    def cleared(self) -> None:
-        """An operator has looked into it."""
-        self.flagged = False
         self._strikes = 0
+        return True
 
 
 def chosen(values: AuditValues, tokens: int, exact: bool, drawn: float) -> bool:

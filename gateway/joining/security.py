@@ -1,4 +1,4 @@
-"""What a gateway keeps of a cluster's join token and certificates."""
+"""What a gateway keeps of a cluster's join token and certificates, and of whether it can be believed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from kvcache.join_token import JoinToken
 class ClusterSecurity(msgspec.Struct, frozen=True):
     """``token`` is the digest of the join token in force, b"" for none; ``token_until`` is when it ends (wall clock).
 
-    Certificates of an ``epoch`` before this one are revoked.
+    Certificates of an ``epoch`` before this one are revoked. ``flagged``: its KV was not what it should have been, and
+    nobody who answers for more than this cluster has sent it work again.
     """
 
     epoch: int = 0
     token: bytes = b""
     token_until: float = 0.0
+    flagged: bool = False
 
     def admits(self, shown: JoinToken, now: float) -> str | None:
         """Why a token that was shown is not the one in force; None where it is."""
@@ -31,7 +33,7 @@ class ClusterSecurity(msgspec.Struct, frozen=True):
 
     def revoked(self) -> ClusterSecurity:
         """With neither token nor certificate in force."""
-        return ClusterSecurity(self.epoch + 1)
+        return ClusterSecurity(self.epoch + 1, flagged=self.flagged)
 
 
 NO_SECURITY = ClusterSecurity()

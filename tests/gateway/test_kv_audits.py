@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gateway.keys import Role as KeyRole
 from kvcache.control import FromNode
 from kvcache.kv_audit import AuditKv, KvAudited
 from kvcache.wire import Role
@@ -44,6 +45,7 @@ async def test_a_cluster_whose_kv_is_wrong_again_and_again_is_drained_and_can_be
         order = await asked(one, decode, number, prompt=f"{number} " * 60)
         assert order.origin == "p-east"
         await told(one, decode, KvAudited(order.audit, 64, 1.3), number)
+    await one.until(lambda: one.gateway.registry.cluster("east").security.flagged)
     cluster = (await one.client.get("/v1/clusters/east")).json()
     assert (cluster["state"], cluster["audits"]["flagged"], cluster["audits"]["failed"]) == ("draining", True, 2)
     entry = (await one.client.get("/v1/audit")).json()["entries"][0]
@@ -51,7 +53,15 @@ async def test_a_cluster_whose_kv_is_wrong_again_and_again_is_drained_and_can_be
     text = (await one.client.get("/metrics")).text
     assert 'prfaas_kv_audits_total{cluster="east",outcome="failed"} 2.0' in text
     assert 'prfaas_kv_audit_flagged{cluster="east"} 1.0' in text
-    resumed = (await one.client.post("/v1/clusters/east/resume")).json()
+    one.gateway.keys.create("root", KeyRole.ADMIN)
+    _, secret = one.gateway.keys.create("of east", KeyRole.OPERATOR, False, frozenset({"east"}))
+    _, other = one.gateway.keys.create("of all", KeyRole.OPERATOR)
+    its_own = await one.client.post("/v1/clusters/east/resume", headers={"Authorization": f"Bearer {secret}"})
+    assert (its_own.status_code, its_own.json()["error"]["code"]) == (403, "cluster_scope")
+    headers = {"Authorization": f"Bearer {other}"}
+    await one.client.post("/v1/clusters/east/rotate", json={"revoke": True}, headers=headers)
+    assert one.gateway.registry.cluster("east").security.flagged
+    resumed = (await one.client.post("/v1/clusters/east/resume", headers=headers)).json()
     assert (resumed["state"], resumed["audits"]["flagged"]) == ("active", False)
 
 

@@ -9,11 +9,14 @@ import websockets
 
 from gateway.history import ConversionRecord, Phase
 from gateway.keys import Role as KeyRole
+from gateway.kv_audits import Served
+from gateway.registry import ClusterState
 from gateway.shared import together
 from gateway.shared.settings import parse_redis
 from gateway.terms import KeyLimits
 from kvcache import control
 from kvcache.control import ChangeRole
+from kvcache.kv_audit import KvAudited
 from kvcache.replicas import Already, Siblings
 from kvcache.wire import Role
 from tests.gateway.fakes import FakeNode, never
@@ -90,6 +93,39 @@ async def test_a_removed_cluster_is_removed_everywhere_and_its_nodes_are_dismiss
     gone = await first.client.delete("/v1/clusters/east")
     assert gone.status_code == 200, gone.text
     await second.until(lambda: all(node.refused is not None for node in nodes))
+
+
+async def test_a_cluster_that_audits_flag_on_one_is_drained_on_both_and_stays_so(both):
+    first, second = both
+    assert (await first.client.post("/v1/clusters", json={"name": "east"})).status_code == 201
+    await second.until(lambda: any(one.name == "east" for one in second.gateway.registry.clusters))
+    node = await FakeNode(second.url, "d", Role.DECODE, second.info, kv=False).start()
+    second.nodes.append(node)
+    asked = Served("east", "p", second.gateway.registry.node("d"), (1, 2), "", "", exact=True)
+    audits = second.gateway._audits
+    for number in range(3):
+        audits._asked[str(number)] = asked
+        audits.answered(asked.decode, KvAudited(str(number), 64, 1.0))
+    for one in both:
+        await one.until(lambda one=one: one.gateway.registry.cluster("east").security.flagged)
+    await first.client.post("/v1/clusters", json={"name": "west"})
+    for one in both:
+        await one.until(lambda one=one: any(each.name == "west" for each in one.gateway.registry.clusters))
+        assert one.gateway.registry.cluster("east").state is ClusterState.DRAINING
+
+
+async def test_revoked_credentials_are_dismissed_by_both(both):
+    first, second = both
+    token = (await first.client.post("/v1/clusters", json={"name": "east"})).json()["join_token"]
+    await second.until(lambda: any(one.name == "east" for one in second.gateway.registry.clusters))
+    await node_of_both(first, second, "p", Role.PREFILL, cluster="east", token=token)
+    session = second.gateway.registry.node("p")
+    answer = await first.client.post("/v1/clusters/east/rotate", json={"revoke": True})
+    assert answer.status_code == 200
+    await second.until(lambda: session.lost is not None)
+    assert session.lost == "credentials_revoked"
+    with pytest.raises(websockets.InvalidStatus):
+        await FakeNode(second.url, "p", Role.PREFILL, second.info, cluster="east", token=token).start()
 
 
 async def test_limits_of_a_key_hold_over_both(both):
@@ -198,5 +234,3 @@ async def test_a_stalled_redis_holds_up_nobody(both, redis):
         assert slowest < 0.5
     finally:
         redis.go_on()
-
-
