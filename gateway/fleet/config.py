@@ -39,6 +39,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from gateway.config import NAME, ConfigError
+from gateway.upstream.head import split_url
 
 K = TypeVar("K", bound=StrEnum)
 R = TypeVar("R")
@@ -247,6 +248,7 @@ def _url(text: str, where: str) -> tuple[str, str, int]:
     plain = parts.path in ("", "/") and not (parts.query or parts.fragment or parts.username or parts.password)
     if parts.scheme not in ("http", "https") or not parts.hostname or not plain or not text.isprintable():
         raise ValueError(f"{where}: {text!r} must be http://HOST:PORT or https://HOST:PORT, without a path")
+    _check_reachable(text, where)
     return f"{parts.scheme}://{parts.netloc}", parts.hostname, port
 
 
@@ -258,7 +260,16 @@ def _host_port(text: str, where: str) -> str:
         right = False
     if not right:
         raise ValueError(f"{where}: {text!r} is not HOST:PORT")
+    _check_reachable(f"http://{text}", where)
     return text
+
+
+def _check_reachable(url: str, where: str) -> None:
+    """Raise ValueError for what could never be connected to: one such engine would fail every look at all of them."""
+    try:
+        split_url(url)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
 
 
 def _default_name(host: str, port: int) -> str:

@@ -23,6 +23,7 @@ MAX_ERROR_BYTES = 64 << 10
 MAX_HELD_BYTES = 64 << 10
 """Of an event whose end has not come; a longer one passes in parts."""
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
+_EVENT = re.compile(rb".+?(?:\n\n|\r\n\r\n|\Z)", re.DOTALL)
 _FRAMED_END = b"\n\n\r\n"
 _DONE = b"data: [DONE]"
 _NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
@@ -222,5 +223,5 @@ def _frame(data: bytes) -> bytes:
 
 def _without_usage(events: bytes) -> bytes:
     """The events but for those that hold usage and no choice."""
-    kept = [event for event in events.split(b"\n\n") if not (_NO_CHOICES.search(event) and _USAGE.search(event))]
-    return b"\n\n".join(kept)
+    kept = [event for event in _EVENT.findall(events) if not (_NO_CHOICES.search(event) and _USAGE.search(event))]
+    return b"".join(kept)

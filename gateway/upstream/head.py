@@ -51,6 +51,10 @@ def split_url(url: str) -> tuple[Origin, str]:
         or parts.fragment
     ):
         raise ValueError(f"url: {url[:200]!r} must be http://HOST[:PORT]/PATH or https://..., without user or fragment")
+    try:
+        parts.hostname.encode("idna")  # as looking it up does
+    except UnicodeError as error:
+        raise ValueError(f"url: {parts.hostname[:200]!r} cannot be a host's name: {error}") from error
     origin = Origin(parts.scheme, parts.hostname, parts.port or _DEFAULT_PORTS[parts.scheme])
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     if not _TARGET.fullmatch(target):

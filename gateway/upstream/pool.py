@@ -166,7 +166,9 @@ class _OriginPool:
         made = False
         patience = min(self._limits.connect_s, max(0.0, deadline - self._loop.time()))
         origin = self._origin
-        tls = (self._tls or ssl.create_default_context()) if origin.scheme == "https" else None
+        if origin.scheme == "https" and self._tls is None:
+            self._tls = ssl.create_default_context()  # once: it reads every root of the system
+        tls = self._tls if origin.scheme == "https" else None
 
         def factory() -> Connection:
             created.append(Connection(self, self._loop))

@@ -342,6 +342,20 @@ async def test_limits_hold_and_tokens_are_counted_by_the_engine(front: Any) -> N
     await idle(one)
 
 
+async def test_usage_that_the_gateway_asked_for_is_taken_out_whichever_line_ends_an_engine_writes(front: Any) -> None:
+    usage = b'data: {"choices": [], "usage": ' + json.dumps(USAGE).encode() + b"}\n\n"
+    for line_end in (b"\n", b"\r\n"):
+        told, kept = (
+            b"".join(events).replace(b"\n", line_end)
+            for events in ((event("a"), usage, b"data: [DONE]\n\n"), (event("a"), b"data: [DONE]\n\n"))
+        )
+        one, _ = await front(says(STREAM, chunk(told), b"0\r\n\r\n"))
+        one.gateway.keys.create("admin", Role.ADMIN)
+        _, secret = one.gateway.keys.create("c", Role.CLIENT, limits=KeyLimits(tokens_per_minute=1000))
+        found = await ask(one, {"authorization": f"Bearer {secret}"}, stream=True)
+        assert found.content == kept
+
+
 async def test_where_every_engine_is_full_requests_wait_their_turn(front: Any) -> None:
     at_once = most = 0
 

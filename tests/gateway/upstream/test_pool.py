@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 
 import pytest
 
@@ -149,6 +150,23 @@ async def test_nobody_there_is_said_without_having_sent_anything() -> None:
     assert (error.cause, error.sent) == (Cause.CONNECT, False)
 
 
+async def test_the_systems_roots_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    plain = ssl.create_default_context
+    monkeypatch.setattr(ssl, "create_default_context", lambda: made.append(1) or plain())
+
+    async def no_tls(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(OK)
+        await writer.drain()
+
+    async with scripted(no_tls) as url:
+        pool = Pool()
+        for _ in range(3):
+            assert (await failure(pool, url.replace("http", "https"))).cause is Cause.TLS
+        pool.close()
+    assert len(made) == 1
+
+
 async def test_a_server_that_is_silent_or_never_ends_meets_the_deadline() -> None:
     async with scripted(answers()) as silent, scripted(answers(CHUNKED, b"1\r\na\r\n")) as endless:
         for url, answered in ((silent, False), (endless, True)):
@@ -260,7 +278,9 @@ async def test_a_header_cannot_hold_another_one(name: bytes, value: bytes) -> No
         await Pool().request("GET", "http://127.0.0.1:1/", [(name, value)], deadline_s=1)
 
 
-@pytest.mark.parametrize("url", ["ftp://a/", "http://u:p@a/", "http://a/b c", "/x", "http://a/\r\nx", "http://a/#f"])
+@pytest.mark.parametrize(
+    "url", ["ftp://a/", "http://u:p@a/", "http://a/b c", "/x", "http://a/\r\nx", "http://a/#f", "http://a..b/"]
+)
 async def test_what_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="url"):
         await Pool().request("GET", url, deadline_s=1)
