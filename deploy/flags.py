@@ -25,8 +25,8 @@ _HEAD = """\
 # Configuration
 
 This page is made from the code: `python -m deploy.flags > docs/configuration.md`. What the flags are for is told in
-[operators.md](operators.md), [planners.md](planners.md) and [deployment.md](deployment.md). `prfaas COMMAND --help`
-tells the same of every other command.
+[operators.md](operators.md), [planners.md](planners.md) and [deployment.md](deployment.md). Every other command tells
+the same of itself with `--help`.
 """
 _FILE = """
 A gateway takes its flags from a TOML file as well: the keys of `--config FILE` are the flags without their dashes in
