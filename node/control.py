@@ -39,6 +39,10 @@ class NodeRefused(Exception):
     """The gateway will not have this node; trying again would not help. The text says what must change."""
 
 
+class CredentialsRefused(NodeRefused):
+    """It is over the join token or the certificate that was shown: these are worth nothing any more."""
+
+
 class StreamLost(Exception):
     """The stream broke; the text says why."""
 
@@ -185,9 +189,9 @@ class ControlStream:
                 )
         except aiohttp.WSServerHandshakeError as error:
             if error.status in (401, 403):
-                raise NodeRefused(
+                raise CredentialsRefused(
                     f"join token: the gateway answered {error.status}; give the token that is in force for the cluster "
-                    "(--join-token-file), or join anew where a certificate was revoked"
+                    "(--join-token-file) and start again"
                 ) from error
             raise StreamLost(f"handshake answered {error.status}") from error
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
@@ -229,7 +233,8 @@ class ControlStream:
         except ControlError as error:
             raise StreamLost(f"protocol: {error}") from error
         if isinstance(decoded, Refused):
-            raise NodeRefused(f"{decoded.field}: {decoded.reason}")
+            kind = CredentialsRefused if decoded.field == "certificate" else NodeRefused
+            raise kind(f"{decoded.field}: {decoded.reason}")
         return decoded
 
     async def _transmit(self, stream: aiohttp.ClientWebSocketResponse) -> None:

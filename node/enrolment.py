@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import logging
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,6 +81,11 @@ class Enrolment:
         mine = (found.name.cluster, found.name.node_id) == (cluster, self._node_id)
         return found if mine and now < found.ends else None
 
+    def forget(self) -> None:
+        """Keep the certificate no longer, so that the next start asks for another."""
+        with contextlib.suppress(OSError):
+            (self._folder / CERT).unlink()
+
     async def enrol(self, gateway: str, token: JoinToken, text: str) -> Certificate:
         """Ask ``gateway`` (an https URL) for a certificate, showing it the token as ``text``.
 
@@ -123,10 +129,11 @@ class Enrolment:
 
 @dataclass(frozen=True, slots=True)
 class Enrolled:
-    """A node that has a certificate, and what renews it."""
+    """A node that has a certificate, and what renews it; ``anew`` gets it one as if it had none."""
 
     enrolment: Enrolment
     certificate: Certificate
+    anew: Callable[[], Awaitable[Certificate]]
 
 
 async def enrolled(config: NodeConfig, gateways: Sequence[str]) -> Enrolled | None:
@@ -149,14 +156,21 @@ async def enrolled(config: NodeConfig, gateways: Sequence[str]) -> Enrolled | No
     port = config.kv_port
     hosts = [] if port is None else [port.advertise.host if port.advertise is not None else port.host]
     enrolment = Enrolment(folder, config.node_id, hosts)
+
+    def anew() -> Awaitable[Certificate]:
+        return _from_any(gateways, enrolment, token, text)
+
     kept = enrolment.kept(config.cluster, time.time())
-    if kept is not None:
-        return Enrolled(enrolment, kept)
+    return Enrolled(enrolment, await anew() if kept is None else kept, anew)
+
+
+async def _from_any(gateways: Sequence[str], enrolment: Enrolment, token: JoinToken, text: str) -> Certificate:
+    """Ask one gateway after the other until one has answered. Raises ConfigError."""
     backoff = Backoff(0.5, 10.0)
     while True:
         for gateway in gateways:
             try:
-                return Enrolled(enrolment, await enrolment.enrol(gateway.rstrip("/"), token, text))
+                return await enrolment.enrol(gateway.rstrip("/"), token, text)
             except NotEnrolled as error:
                 delay = backoff.next_delay()
                 log.warning("no certificate yet gateway=%s cause=%r retry_in=%.1fs", gateway, str(error), delay)

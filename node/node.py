@@ -70,7 +70,7 @@ from kvcache.transport import KvEndpoint, LocalIdentity, TransportLimits
 from node.carriers import carriers
 from node.codec_start import measure
 from node.config import ConfigError, KvPort, NodeConfig, pool_pages
-from node.control import ControlHandler, ControlStream
+from node.control import ControlHandler, ControlStream, CredentialsRefused
 from node.enrolment import Enrolled
 from node.event_feed import EventFeeds
 from node.event_log import EventLog
@@ -238,6 +238,10 @@ class Node:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             done.pop().result()
             await self._drain(drain_s)
+        except CredentialsRefused:
+            if self._renewal is not None:
+                self._renewal.refused()
+            raise
         finally:
             for task in tasks:
                 task.cancel()
@@ -447,6 +451,7 @@ class Node:
             identity.certificate,
             CertificateFiles(files.cert, files.key, shown, files.ca, [each for each in trusting if each is not None]),
             lambda asked: self._gateways.send_all(asked),
+            identity.anew,
         )
 
     def _dial(self, url: str, handler: ControlHandler) -> ControlStream:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from kvcache.certificate_files import CertificateFiles
 from kvcache.renewal import CertificateIssued, RenewCertificate
@@ -29,15 +29,23 @@ class Renewal:
         certificate: Certificate,
         shown: CertificateFiles,
         ask: Callable[[RenewCertificate], None],
+        anew: Callable[[], Awaitable[Certificate]],
     ) -> None:
-        """``shown`` are the contexts that show the files of ``enrolment``; ``ask`` sends to all gateways."""
+        """``shown`` are the contexts that show the files of ``enrolment``; ``ask`` sends to all gateways.
+
+        ``anew`` gets a certificate without one, by the join token.
+        """
         self._enrolment = enrolment
         self._certificate = certificate
         self._shown = shown
         self._ask = ask
+        self._anew = anew
 
     async def run(self) -> None:
-        """Ask in time, and again where nobody has answered, until cancelled."""
+        """Ask in time, and again where nobody has answered, until cancelled.
+
+        A certificate that has ended opens no stream to renew it over. Raises ConfigError where the token has, too.
+        """
         while True:
             left = self._certificate.renewal - time.time()
             if left > 0:
@@ -46,6 +54,14 @@ class Renewal:
             self._ask(RenewCertificate(self._enrolment.request()))
             life = self._certificate.ends - self._certificate.begins
             await asyncio.sleep(min(ASK_AGAIN_S, life / 20))
+            if time.time() >= self._certificate.ends:
+                log.warning("certificate has ended; asking for another with the join token")
+                self._certificate = await self._anew()
+                self._shown.load()
+
+    def refused(self) -> None:
+        """A gateway takes the certificate no longer, though it has not ended."""
+        self._enrolment.forget()
 
     def issued(self, answer: CertificateIssued) -> None:
         """Take up what a gateway has issued; what cannot be used leaves all as it was, and is asked for again."""

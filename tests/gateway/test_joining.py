@@ -48,7 +48,7 @@ from node.enrolment import Certificate, Enrolment
 from node.renewal import Renewal
 from node.tls import gateway_context
 from tests.gateway.conftest import Open
-from tests.gateway.fakes import FakeNode
+from tests.gateway.fakes import FakeNode, never
 
 
 @dataclass
@@ -285,6 +285,7 @@ async def test_another_root_takes_over_while_gateway_and_nodes_run(place: Instal
         certificate,
         CertificateFiles(enrolment.files.cert, enrolment.files.key, [own], enrolment.files.ca, [own]),  # type: ignore[arg-type]
         lambda asked: None,
+        never,
     )
     await node.send(RenewCertificate(enrolment.request()))
     async with asyncio.timeout(5):
@@ -388,7 +389,8 @@ async def test_an_enrolment_request_that_is_none_names_its_field(place: Installa
 
 
 async def test_a_node_starts_again_with_the_certificate_that_it_kept(place: Installation) -> None:
-    enrolment, certificate = await place.enrol("p1", await place.register("east"))
+    token = await place.register("east")
+    enrolment, certificate = await place.enrol("p1", token)
     again = Enrolment(place.folder / "id-p1", "p1", [])
     assert again.kept("east", time.time()) == certificate
     assert again.kept("west", time.time()) is None
@@ -396,6 +398,10 @@ async def test_a_node_starts_again_with_the_certificate_that_it_kept(place: Inst
     for name in ("node.pem", "node-key.pem"):
         assert (place.folder / "id-p1" / name).stat().st_mode & 0o777 == 0o600
     (place.folder / "id-p1" / "node.pem").write_text("torn")
+    assert again.kept("east", time.time()) is None
+    await again.enrol(place.url, JoinToken.parse(token), token)
+    again.forget()
+    again.forget()
     assert again.kept("east", time.time()) is None
     del enrolment
 

@@ -9,7 +9,7 @@ from kvcache.control import Cancel, Cancelled, Delta, Heartbeat, Join, ModelInfo
 from kvcache.wire import Role
 from node.backoff import Backoff
 from node.config import stream_url
-from node.control import ControlLimits, ControlStream, NodeRefused
+from node.control import ControlLimits, ControlStream, CredentialsRefused, NodeRefused
 from tests.node.fake_gateway import FakeGateway, heartbeats
 
 QUICK = ControlLimits(connect_s=1.0, silent_s=0.5, first_retry_s=0.02, last_retry_s=0.1)
@@ -131,7 +131,7 @@ async def test_a_refused_node_stops_and_names_the_field():
 async def test_a_wrong_join_token_stops_the_node_and_the_right_one_joins():
     async with FakeGateway(token="right") as gateway:
         async with running(gateway, join_token="wrong") as (_, _, task):
-            with pytest.raises(NodeRefused, match="--join-token-file"):
+            with pytest.raises(CredentialsRefused, match="--join-token-file"):
                 await asyncio.wait_for(task, 5)
         async with running(gateway, join_token="right") as (_, stream, _):
             await gateway.until(lambda: stream.joined)

@@ -22,6 +22,7 @@ from kvcache.control import (
     PrefillDone,
     PrefillJob,
     RateLease,
+    Refused,
     Sampling,
     TransferDone,
 )
@@ -31,6 +32,7 @@ from kvcache.topology import decode_report
 from kvcache.wire import Role
 from node import config as parsing
 from node.config import ConfigError, KvPort, NodeConfig, TlsFiles
+from node.control import NodeRefused
 from node.model import NodeModel
 from node.node import Node
 from tests.fake_engine import FakeEngine
@@ -338,6 +340,26 @@ async def test_a_dead_peer_does_not_make_a_node_report_itself_unwell(model_dir, 
         after = len(heartbeats(gateway, "decode"))
         await gateway.until(lambda: len(heartbeats(gateway, "decode")) > after + 3)
         assert all(beat.accepting and not beat.detail for beat in heartbeats(gateway, "decode"))
+
+
+@pytest.mark.parametrize(("field", "kept"), [("certificate", False), ("cluster", True)])
+async def test_a_node_whose_certificate_was_revoked_joins_anew_when_it_starts_again(model_dir, model, field, kept):
+    forgotten = []
+
+    class Renewing:
+        run = asyncio.Event().wait
+
+        def refused(self):
+            forgotten.append(self)
+
+    async with Gateway() as gateway:
+        gateway.refusal = Refused(field, "no more")
+        running = RunningNode(Role.PREFILL, model_dir, model, gateway)
+        running.node._renewal = Renewing()
+        async with running:
+            with pytest.raises(NodeRefused, match="no more"):
+                await running.task
+    assert bool(forgotten) is not kept
 
 
 async def test_a_pool_without_a_page_is_refused(model_dir, model):
