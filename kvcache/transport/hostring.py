@@ -2,7 +2,8 @@
 
 Bytes are copied twice, into the ring and out of it, while it lies in a processor's cache. Nothing else is shared: no
 page of a pool is mapped or referred to by a peer, so there is nothing that it could read, or that must not change.
-Counts go over a unix socket, whose end is the channel's; the kernel orders them behind the bytes that they count.
+Counts go over a unix socket, whose end is the channel's; the kernel orders them behind the bytes that they count. Each
+wakes the other process, which costs more than copying what it counts: they are put together.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _COUNT = struct.Struct("=BI")
 _WRITTEN, _FREED = 1, 2
 _COUNTS_A_TURN = 64
+_WORTH_TELLING = RING_BYTES // 4
+"""So much is said at once; less when this turn of the loop has brought all that it brings."""
 
 
 class Ring:
@@ -76,6 +79,7 @@ class RingChannel(Channel):
         self._writable: Callable[[], None] | None = None
         self._untold = {_WRITTEN: 0, _FREED: 0}
         self._telling = False
+        self._tell_soon: asyncio.Handle | None = None
         self._end: OSError | None = None
         self._unheard: OSError | None = None
         self._ended = False
@@ -110,10 +114,14 @@ class RingChannel(Channel):
             self._loop.call_soon(self._call, "_writable")
 
     def finish(self) -> None:
+        self._tell_rest()
         self._sock.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         if self._sock.fileno() >= 0:
+            if self._tell_soon is not None:
+                self._tell_soon.cancel()
+            self._tell_rest()
             self._loop.remove_reader(self._sock.fileno())
             self._loop.remove_writer(self._sock.fileno())
             self._sock.close()
@@ -154,8 +162,20 @@ class RingChannel(Channel):
             callback()
 
     def _tell(self, kind: int, count: int) -> None:
-        """Say a count; what the socket does not take at once is said with the next one, or when it does."""
+        """Say a count, now or with what else this turn of the loop brings."""
         self._untold[kind] += count
+        if self._untold[kind] >= _WORTH_TELLING:
+            self._say(kind)
+        elif self._untold[kind] and self._tell_soon is None:
+            self._tell_soon = self._loop.call_soon(self._tell_rest)
+
+    def _tell_rest(self) -> None:
+        self._tell_soon = None
+        for kind in self._untold:
+            self._say(kind)
+
+    def _say(self, kind: int) -> None:
+        """What the socket does not take at once is said when it does."""
         if not self._untold[kind]:
             return
         try:
@@ -171,8 +191,7 @@ class RingChannel(Channel):
     def _tell_on(self) -> None:
         self._telling = False
         self._loop.remove_writer(self._sock.fileno())
-        for kind in self._untold:
-            self._tell(kind, 0)
+        self._tell_rest()
 
 
 async def hand_over(sock: socket.socket, hello: bytes) -> RingChannel:

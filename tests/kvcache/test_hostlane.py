@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import select
 import socket
 from collections.abc import AsyncIterator, Callable
 
@@ -43,6 +44,11 @@ async def pair(arrived: list[Channel]) -> tuple[Channel, Channel]:
     mine = await HostCarrier(b"other").dial_key(KEY)
     await until(lambda: arrived)
     return mine, arrived[0]
+
+
+def readable(channel: Channel) -> bool:
+    """Whether a count waits that the loop has not heard yet."""
+    return bool(select.select([channel._sock], [], [], 0)[0])  # type: ignore[attr-defined]
 
 
 def raw() -> socket.socket:
@@ -93,6 +99,34 @@ async def test_what_was_sent_before_the_end_arrives_before_it(arrived: list[Chan
         theirs.send([room])
 
 
+async def test_what_one_turn_of_the_loop_brings_is_one_count_and_much_does_not_wait_for_its_end(
+    arrived: list[Channel],
+) -> None:
+    mine, theirs = await pair(arrived)
+    for _ in range(5):
+        mine.send([memoryview(b"abc")])
+    assert not readable(theirs)
+    await asyncio.sleep(0)
+    assert theirs._sock.recv(100) == hostring._COUNT.pack(1, 15)  # type: ignore[attr-defined]
+    for _ in range(4):
+        mine.send([memoryview(bytes(RING_BYTES // 8))])
+    for _ in range(2):
+        assert theirs._sock.recv(100) == hostring._COUNT.pack(1, RING_BYTES // 4)  # type: ignore[attr-defined]
+    await asyncio.sleep(0)
+    assert not readable(theirs)
+    mine.close()
+
+
+async def test_what_was_sent_before_one_side_ends_arrives_and_the_other_may_go_on(arrived: list[Channel]) -> None:
+    mine, theirs = await pair(arrived)
+    mine.send([memoryview(b"last words")])
+    mine.finish()
+    room = memoryview(bytearray(100))
+    assert await theirs.receive_some([room]) == 10
+    assert await theirs.receive_some([room]) == 0
+    mine.close()
+
+
 async def test_who_hears_of_the_end_may_close_the_channel(arrived: list[Channel]) -> None:
     mine, theirs = await pair(arrived)
     wrong: list[object] = []
@@ -120,7 +154,6 @@ async def test_another_user_gets_nothing_and_is_given_nothing(
     with raw() as sock:
         assert await asyncio.to_thread(sock.recv, 100) == b""
     assert arrived == []
-
 
 
 def memory(nbytes: int, seals: int) -> int:
@@ -198,6 +231,7 @@ async def test_counts_that_the_socket_does_not_take_are_said_later(arrived: list
     asyncio.get_running_loop().remove_reader(theirs._sock.fileno())  # type: ignore[attr-defined]
     for _ in range(2000):
         assert mine.send([memoryview(b"abc")]) == 3
+        await asyncio.sleep(0)
     assert mine._telling  # type: ignore[attr-defined]
     asyncio.get_running_loop().add_reader(theirs._sock.fileno(), theirs._hear)  # type: ignore[attr-defined]
     got = 0
