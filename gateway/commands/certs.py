@@ -11,6 +11,8 @@ import click
 from gateway.certificates import files
 from gateway.certificates.authority import DAY_S, Credential, create_root
 
+_MOST_NAME_CHARS = 59
+"""Of 64 that a common name has, less what follows it."""
 _DIR = click.Path(file_okay=False, path_type=Path)
 _HOSTS = click.option(
     "--host",
@@ -45,14 +47,18 @@ def certs() -> None:
 @click.option("--name", default="prfaas", show_default=True, help="What the root is called.")
 def create(root: Path, out: Path, hosts: tuple[str, ...], days: int, root_days: int, name: str) -> None:
     """Make a root, and under it an intermediate and a gateway's certificate."""
+    _check_apart(root, out)
+    if not (1 <= len(name) <= _MOST_NAME_CHARS and name.isprintable()):
+        raise click.UsageError(f"--name: 1 to {_MOST_NAME_CHARS} printable characters")
     for path in (root / files.ROOT_KEY, out / files.INTERMEDIATE_KEY):
         if path.exists():
             raise click.UsageError(f"{path} exists; to renew what is below a root use `prfaas certs rotate`")
     now = time.time()
     made = create_root(f"{name} root", now, root_days)
+    signed = _sign(made, hosts, days, now)
     _saving(lambda: files.write(root, files.ROOT, files.ROOT_KEY, [made.certificate], made))
     _saving(lambda: files.write_bundle(out, [made.certificate]))
-    _issue(made, out, hosts, days, now)
+    _save(signed, out, hosts, now)
     click.echo(f"{root / files.ROOT_KEY}: the root's key; take it offline, only `prfaas certs rotate` needs it again")
 
 
@@ -68,11 +74,14 @@ def rotate(root: Path, out: Path, hosts: tuple[str, ...], days: int) -> None:
     Another root takes two runs: the first has it believed beside the old one, the second, when all nodes have renewed
     their certificates and so know it, signs under it.
     """
+    _check_apart(root, out)
+    now = time.time()
     try:
         made = files.read(root, files.ROOT, files.ROOT_KEY)
         known = files.read_certificates(out / files.ROOT) if (out / files.ROOT).exists() else []
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+    signed = _sign(made, hosts, days, now)
     if made.certificate not in known:
         _saving(lambda: files.write_bundle(out, [made.certificate, *known]))
         if known:
@@ -80,15 +89,25 @@ def rotate(root: Path, out: Path, hosts: tuple[str, ...], days: int) -> None:
                 f"{out / files.ROOT}: also believes the new root now; run this again when all nodes have renewed"
             )
             return
-    _issue(made, out, hosts, days, time.time())
+    _save(signed, out, hosts, now)
 
 
-def _issue(root: Credential, out: Path, hosts: tuple[str, ...], days: int, now: float) -> None:
+def _check_apart(root: Path, out: Path) -> None:
+    if root.resolve() == out.resolve():
+        raise click.UsageError("--root and --out: a gateway must not get the root's key; name two folders")
+
+
+def _sign(root: Credential, hosts: tuple[str, ...], days: int, now: float) -> tuple[Credential, Credential]:
+    """An intermediate, and a gateway's certificate under it; nothing is written yet."""
     try:
         below = root.intermediate(f"prfaas intermediate {time.strftime('%Y-%m-%d', time.gmtime(now))}", now, days)
-        gateway = below.server(hosts, now, days)
+        return below, below.server(hosts, now, days)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+
+
+def _save(signed: tuple[Credential, Credential], out: Path, hosts: tuple[str, ...], now: float) -> None:
+    below, gateway = signed
     chain = [gateway.certificate, below.certificate]
     _saving(lambda: files.write(out, files.INTERMEDIATE, files.INTERMEDIATE_KEY, [below.certificate], below))
     _saving(lambda: files.write(out, files.GATEWAY, files.GATEWAY_KEY, chain, gateway))

@@ -183,5 +183,20 @@ def test_an_intermediate_of_another_root_of_the_same_name_is_refused(made: Path)
         Issuer(made / "ca", 3600)
 
 
-def test_a_host_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_host_that_is_none_is_refused_by_name_and_nothing_is_written(tmp_path: Path) -> None:
     assert "'a b'" in run("create", tmp_path, "--host", "a b", code=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["", "x" * 100, "a\nb"])
+def test_a_name_that_no_root_can_have_is_refused(tmp_path: Path, name: str) -> None:
+    assert "--name" in run("create", tmp_path, "--name", name, code=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["create", "rotate"])
+def test_the_root_s_key_does_not_get_into_the_gateway_s_folder(tmp_path: Path, command: str) -> None:
+    where = ["--root", str(tmp_path / "ca"), "--out", str(tmp_path / "x" / ".." / "ca"), "--host", "h"]
+    done = CliRunner().invoke(certs, [command, *where])
+    assert (done.exit_code, "two folders" in done.output) == (2, True)
+    assert not (tmp_path / "ca").exists()
