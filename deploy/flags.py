@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, Field, fields
 from types import ModuleType
@@ -40,10 +41,10 @@ queue-timeout = 30
 cors-origin = ["https://console.example.org"]
 ```
 """
-_FIXED = """\
-Where the file asks for a change of anything else, nothing is changed, and the answer names it. `--threshold auto` can
-neither begin nor end that way.
-"""
+_FIXED = (
+    "Where the file asks for a change of anything else, nothing is changed, and the answer names it. `--threshold auto` "
+    "can neither begin nor end that way."
+)
 
 
 def reference() -> str:
@@ -54,7 +55,10 @@ def reference() -> str:
             "## prfaas gateway\n",
             *_flags("gateway", gateway),
             "\n## The file of --config\n" + _FILE,
-            f"Of these a running gateway takes what is new: {_live()}.\n\n{_FIXED}",
+            textwrap.fill(
+                f"Of these a running gateway takes what is new: {_live()}. {_FIXED}", 120, break_on_hyphens=False
+            ),
+            "",
             "## prfaas node\n",
             *_flags("node", node),
             "\n## The file of --engines\n",

@@ -70,6 +70,12 @@ def test_every_command_and_flag_in_a_sentence_exists(tmp_path: Path) -> None:
     assert wrong == []
 
 
+def test_readme_has_every_command() -> None:
+    table = PAGES[0].read_text().split("## Commands")[1].split("\n## ")[0]
+    missing = [name for name in every_command() if not all(re.search(rf"\b{word}\b", table) for word in name.split())]
+    assert missing == []
+
+
 def flags_of(name: str) -> set[str]:
     command, _, _ = found(name.split())
     return {"--help"} | {flag for option in command.params for flag in (*option.opts, *option.secondary_opts)}
