@@ -100,13 +100,12 @@ class Watch:
 
     async def _look(self) -> None:
         while True:
+            blocks = {"cached_blocks": len(self._blocks), "events_missed": self._blocks.missed}
             try:
                 found = read_metrics(await self._api.metrics(WITHIN_S))
-            except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                log.debug("vllm metrics: %s", error)
-            else:
-                blocks = {"cached_blocks": len(self._blocks), "events_missed": self._blocks.missed}
                 self.figures = msgspec.convert({**found, **blocks}, EngineFigures, strict=False)
+            except (aiohttp.ClientError, OSError, TimeoutError, msgspec.ValidationError) as error:
+                log.debug("vllm metrics: %s", error)
             await asyncio.sleep(LOOK_S)
 
     async def _follow(self) -> None:
