@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 PART = ".part"
 MOST_VECTORS = 512
 _REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP)
+_NOT_OURS = (errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ENOTDIR)
+_NOTHING_ELSE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+"""No link is followed, and nobody waited for where a pipe lies in a file's place."""
 _SUFFIXES = {EntryKind.BLOCK: ".block", EntryKind.SNAPSHOT: ".snapshot"}
 
 
@@ -61,6 +64,8 @@ class FileStore:
 
     def put(self, image: Image, pages: Sequence[memoryview]) -> None:
         """Write beside, then rename: under its name a file is whole or not there."""
+        if not self._is_ours():
+            raise OSError(errno.ESTALE, f"{self._directory} was removed while it was used, or is another node's now")
         header = encode_header(image)
         path = self._path(image.key)
         part = path.with_suffix(PART)
@@ -79,31 +84,42 @@ class FileStore:
 
     def get(self, key: Key, pages: Sequence[memoryview]) -> None:
         """Read past the header, whose length is known from when it was written or recovered."""
-        path, begin = self._path(key), self._headers[key]
-        with self._open(path, os.O_RDONLY) as fd:
-            want = begin + sum(page.nbytes for page in pages)
-            if (size := os.fstat(fd).st_size) != want:
-                raise Damaged(f"{path.name}: {size} bytes long, {want} were written")
-            _read(fd, begin, pages)
+        path, begin = self._path(key), self._headers.get(key)
+        if begin is None:
+            raise Damaged(f"{path.name}: not held")
+        try:
+            with self._open(path, os.O_RDONLY) as fd:
+                want = begin + sum(page.nbytes for page in pages)
+                if (size := _file_bytes(fd)) != want:
+                    raise Damaged(f"{path.name}: {size} bytes long, {want} were written")
+                _read(fd, begin, pages)
+        except OSError as error:
+            if error.errno in _NOT_OURS:
+                raise Damaged(f"{path.name}: no file that was written here") from error
+            raise
 
     def drop(self, key: Key) -> None:
         """Unlink."""
         self._headers.pop(key, None)
-        self._path(key).unlink(missing_ok=True)
+        if self._is_ours():
+            self._path(key).unlink(missing_ok=True)
 
     def recover(self, wanted: Callable[[Image], bool]) -> list[Image]:
         """Read the headers of all files; pages are verified when they are read."""
-        found = []
+        found, others = [], 0
         for path in self._files():
             try:
                 image = self._recovered(path)
                 if wanted(image):
                     found.append(image)
                     continue
+                others += 1
             except (Damaged, OSError) as error:
                 log.warning("tier file dropped: %s: %s", path.name, error)
             with contextlib.suppress(OSError):
                 path.unlink()
+        if others:
+            log.warning("tier files dropped: %d in %s are of another model", others, self._directory)
         for image in found:
             self._headers[image.key] = len(encode_header(image))
         return found
@@ -113,20 +129,32 @@ class FileStore:
         if self._closed:
             return
         self._closed = True
-        if not keep:
-            for path in self._files():
-                with contextlib.suppress(OSError):
-                    path.unlink()
-            for folder in self._folders():
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
+        with contextlib.suppress(OSError):
+            if not keep and self._is_ours():
+                self._unlink_all()
         os.close(self._lock)
 
     # ---- inside
 
+    def _is_ours(self) -> bool:
+        """Whether the directory is still the one that is locked: it may have been removed, and made anew by others."""
+        try:
+            there = os.stat(self._directory / "lock", follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(there, os.fstat(self._lock))
+
     def _path(self, key: Key) -> Path:
         name = key[0].hex()
         return self._directory / name[:2] / (name + _SUFFIXES[key[1]])
+
+    def _unlink_all(self) -> None:
+        for path in self._files():
+            with contextlib.suppress(OSError):
+                path.unlink()
+        for folder in self._folders():
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
     def _folders(self) -> Iterator[Path]:
         """Those that this class makes; what else lies in the directory is not ours."""
@@ -145,12 +173,16 @@ class FileStore:
         """The image that a file's header tells of. Raises Damaged and OSError."""
         if path.suffix == PART:
             raise Damaged("never finished")
-        with open(path, "rb") as file:
-            begin = file.read(PAGE_ALIGNMENT)
+        fd = os.open(path, os.O_RDONLY | _NOTHING_ELSE)
+        try:
+            length = _file_bytes(fd)
+            begin = os.pread(fd, PAGE_ALIGNMENT, 0)
             size = header_bytes(begin)
-            image = decode_header(begin + file.read(size - len(begin)))
-            if os.fstat(file.fileno()).st_size != size + image.pages * image.page_bytes:
-                raise Damaged("cut off")
+            image = decode_header(begin + os.pread(fd, size - len(begin), len(begin)))
+        finally:
+            os.close(fd)
+        if length != size + image.pages * image.page_bytes:
+            raise Damaged("cut off")
         if self._path(image.key) != path:
             raise Damaged("its name is another one's")
         return image
@@ -158,7 +190,7 @@ class FileStore:
     @contextlib.contextmanager
     def _open(self, path: Path, flags: int) -> Iterator[int]:
         """The descriptor, for direct I/O where it can be. A file system that refuses says so when opening."""
-        flags |= os.O_CLOEXEC | os.O_NOFOLLOW
+        flags |= _NOTHING_ELSE
         try:
             fd = os.open(path, flags | self._direct, 0o600)
         except OSError as error:
@@ -171,6 +203,14 @@ class FileStore:
             yield fd
         finally:
             os.close(fd)
+
+
+def _file_bytes(fd: int) -> int:
+    """How long a file is. Raises Damaged for what is none."""
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
+        raise Damaged("no file")
+    return found.st_size
 
 
 def _write(fd: int, parts: Sequence[memoryview]) -> None:

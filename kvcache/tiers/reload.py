@@ -167,7 +167,8 @@ class Reloader:
                 at += entry.pages
             began = places.now()
             good = await self._read(entries, parts)
-            self._learn(entries, places.now() - began)
+            if good == len(entries):  # what fails says nothing of how fast the others come
+                self._learn(entries, places.now() - began)
             self._keep(owner, chain, wanted, parts[:good], begin)
         finally:
             self._room.release(owner)

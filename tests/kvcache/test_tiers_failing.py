@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -116,6 +117,30 @@ async def test_a_disk_that_others_have_filled_is_used_as_far_as_it_was_and_then_
         bench.keep(ids(7, 7, 7, 7))
         await bench.copied()
         assert bench.tiers.reports[0].used_bytes > used
+        bench.check()
+
+
+async def test_a_read_that_fails_says_nothing_of_how_fast_the_tier_is(tmp_path: Path) -> None:
+    store = Failing(tmp_path)
+    async with tiered(Level("disk", store, 1 << 20)) as bench:
+        bench.keep(ids(1, 2, 3, 4))
+        await bench.copied()
+        bench.evict_all()
+        store.reads = errno.EIO
+        assert await bench.bring(ids(1, 2, 3, 4)) is None
+        assert bench.tiers.reports[0].read_bytes_per_s == 0
+
+
+async def test_a_directory_that_goes_under_a_running_node_costs_it_the_tier_and_no_more(tmp_path: Path) -> None:
+    async with tiered(files(tmp_path / "tier")) as bench:
+        bench.keep(ids(1, 2, 3, 4))
+        await bench.copied()
+        bench.evict_all()
+        shutil.rmtree(tmp_path / "tier")
+        assert await bench.bring(ids(1, 2, 3, 4)) is None
+        assert bench.keep(ids(5, 6, 7, 8)) is not None
+        await asyncio.sleep(0.05)
+        assert "removed" in bench.tiers.reports[0].state
         bench.check()
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -159,13 +161,58 @@ def test_a_directory_that_others_may_write_to_is_refused(tmp_path: Path) -> None
         FileStore(tmp_path)
 
 
-def test_a_link_in_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
-    store = FileStore(tmp_path / "tier")
+def link(path: Path) -> None:
+    path.rename(path.parent / "elsewhere")
+    path.symlink_to(path.parent / "elsewhere")
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("become", [link, pipe, folder])
+def test_what_lies_in_place_of_a_file_is_neither_followed_nor_waited_for(
+    tmp_path: Path, become: Callable[[Path], None]
+) -> None:
+    store = FileStore(tmp_path)
     pages = memory(1)
     store.put(image(pages), pages)
-    (path,) = (tmp_path / "tier").rglob("*.block")
-    path.rename(tmp_path / "elsewhere")
-    path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="symbolic links"):
+    (path,) = tmp_path.rglob("*.block")
+    become(path)
+    with pytest.raises(Damaged):
+        store.get(KEY, memory(1))
+    store.close(keep=True)
+    after = FileStore(tmp_path)
+    assert after.recover(lambda image: True) == []
+    after.close(keep=False)
+
+
+def test_what_is_not_held_is_not_there(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    with pytest.raises(Damaged, match="not held"):
         store.get(KEY, memory(1))
     store.close(keep=False)
+
+
+def test_a_directory_that_was_removed_belongs_to_whoever_makes_it_again(tmp_path: Path) -> None:
+    old = FileStore(tmp_path / "tier")
+    pages = memory(1)
+    old.put(image(pages), pages)
+    shutil.rmtree(tmp_path / "tier")
+    with pytest.raises(OSError, match="removed while it was used"):
+        old.put(image(pages), pages)
+    new = FileStore(tmp_path / "tier")
+    new.put(image(pages), pages)
+    with pytest.raises(OSError, match="another node's now"):
+        old.put(image(pages), pages)
+    old.drop(KEY)
+    old.close(keep=False)
+    new.get(KEY, memory(1))
+    new.close(keep=False)
+    assert not list(tmp_path.rglob("*.block"))
