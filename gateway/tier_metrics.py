@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from gateway.registry import Registry
+from kvcache.tiers.report import TierReport
+
+MAX_TIERS = 8
+"""Of one node: a name is there once, and a node that makes names up takes no more room than this."""
+MAX_NAME_CHARS = 32
 
 _GAUGES = (
     ("used_bytes", "bytes", "What a tier holds"),
@@ -39,11 +44,15 @@ class TierMetrics:
         gauges = [GaugeMetricFamily(f"prfaas_tier_{name}", text, labels=labels) for _, name, text in _GAUGES]
         counters = [CounterMetricFamily(f"prfaas_tier_{name}", text, labels=labels) for _, name, text in _COUNTERS]
         for node in self._registry.nodes():
-            for tier in () if node.heartbeat is None else node.heartbeat.tiers:
-                where = [node.node_id, tier.name]
+            for name, tier in _by_name(() if node.heartbeat is None else node.heartbeat.tiers).items():
+                where = [node.node_id, name]
                 up.add_metric(where, float(not tier.state.startswith(("full", "failing"))))
                 for gauge, (field, _, _) in zip(gauges, _GAUGES, strict=True):
                     gauge.add_metric(where, getattr(tier, field))
                 for counter, (field, _, _) in zip(counters, _COUNTERS, strict=True):
                     counter.add_metric(where, getattr(tier, field))
         return [up, *gauges, *counters]
+
+
+def _by_name(tiers: Sequence[TierReport]) -> dict[str, TierReport]:
+    return {tier.name[:MAX_NAME_CHARS]: tier for tier in tiers[:MAX_TIERS]}

@@ -10,6 +10,7 @@ import pytest
 from gateway.commands.operate import _tier
 from gateway.kv_index import KvIndex
 from gateway.kv_lookup import BLOCK_TOKENS, Held
+from gateway.tier_metrics import MAX_TIERS
 from kvcache.control import KvEvents
 from kvcache.held import OwnNames
 from kvcache.kv_events import BlockRemoved, BlockStored, decode_batch
@@ -117,7 +118,7 @@ def test_what_lies_in_files_is_held_and_known_to_lie_there_over_a_restart_too() 
     assert index.matches(NAMES, 0.0) == {"n": Held(64, 0, in_files=64)}
 
 
-@pytest.mark.parametrize(("rate", "some"), [(1e3, True), (0.0, False)])
+@pytest.mark.parametrize(("rate", "some"), [(1e3, True), (0.0, False), (-1e9, False), (float("nan"), False)])
 async def test_facts_price_what_is_read_by_the_rate_that_the_node_tells(stage: Open, rate: float, some: bool) -> None:
     one = await stage()
     one.register("east")
@@ -154,3 +155,14 @@ async def test_operators_see_tiers_and_what_is_wrong_with_them(stage: Open) -> N
     (seen,) = (await one.client.get("/v1/nodes")).json()["nodes"]
     shown = _tier(seen["heartbeat"]["tiers"][1])
     assert shown == "disk 1.0 MiB of 4.0 MiB (5 hits, 2 dropped, full: No space left on device)"
+
+
+async def test_a_node_that_makes_tiers_up_does_not_fill_the_metrics(stage: Open) -> None:
+    one = await stage()
+    node = await one.node("p", Role.PREFILL)
+    twice = TierReport("disk", "STORAGE", read_bytes_per_s=float("nan"))
+    await node.heartbeat(tiers=(twice, twice, *(TierReport(f"{n}" * 1000, "STORAGE") for n in range(100))))
+    await one.until(lambda: one.gateway.registry.nodes()[0].heartbeat.tiers)
+    lines = [line for line in (await one.client.get("/metrics")).text.splitlines() if line.startswith("prfaas_tier_up{")]
+    assert len(lines) == len(set(lines)) == MAX_TIERS - 1
+    assert all(len(line) < 100 for line in lines)
