@@ -163,6 +163,8 @@ async def test_a_node_that_makes_tiers_up_does_not_fill_the_metrics(stage: Open)
     twice = TierReport("disk", "STORAGE", read_bytes_per_s=float("nan"))
     await node.heartbeat(tiers=(twice, twice, *(TierReport(f"{n}" * 1000, "STORAGE") for n in range(100))))
     await one.until(lambda: one.gateway.registry.nodes()[0].heartbeat.tiers)
-    lines = [line for line in (await one.client.get("/metrics")).text.splitlines() if line.startswith("prfaas_tier_up{")]
+    lines = [
+        line for line in (await one.client.get("/metrics")).text.splitlines() if line.startswith("prfaas_tier_up{")
+    ]
     assert len(lines) == len(set(lines)) == MAX_TIERS - 1
     assert all(len(line) < 100 for line in lines)
