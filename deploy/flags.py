@@ -42,8 +42,8 @@ cors-origin = ["https://console.example.org"]
 ```
 """
 _FIXED = (
-    "Where the file asks for a change of anything else, nothing is changed, and the answer names it. `--threshold auto` "
-    "can neither begin nor end that way."
+    "Where the file asks for a change of anything else, nothing is changed, and the answer names it. `--threshold "
+    "auto` can neither begin nor end that way."
 )
 
 

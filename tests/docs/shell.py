@@ -25,6 +25,7 @@ RUNS_ON = {
     "node": "serves until it is told to stop; needs a model",
     "up": "serves until it is told to stop; needs a model",
     "egress": "serves until it is told to stop",
+    "calibrate": "needs a model with weights",
     "bench relay": "opens a thousand streams for a minute",
     "bench kv serve": "serves until it is told to stop",
     "bench kv fetch": "needs the process that serves",

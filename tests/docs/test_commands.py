@@ -23,6 +23,7 @@ __all__ = ["config", "info", "model", "model_dir", "stage"]
 
 TYPED = [page for page in PAGES if shell_lines(page)]
 
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*\w|(?<![\w-])-[a-z]\b")
 MADE = {"profile.json": measured().encoded(), "gateway.toml": b'model = "models"'}
 
 
@@ -88,9 +89,9 @@ def is_known(code: str, flags: dict[str, set[str]], folder: Path) -> bool:
         return True
     if code.startswith("pytest "):
         return all((ROOT / word).exists() for word in code.split()[1:] if "/" in word)
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*\w|(?<![\w-])-[a-z]\b", code))
+    named = set(FLAG.findall(code))
     if not code.startswith("prfaas "):
-        return named <= set().union(*flags.values())
+        return named <= set().union(*flags.values(), FLAG.findall((ROOT / "deploy" / "test.sh").read_text()))
     words = re.match(r"prfaas ((?:[a-z][a-z-]*(?:\|[a-z-]+)* ?)*)", code)
     assert words is not None
     begun = [word.split("|")[0] for word in words[1].split()]
