@@ -32,7 +32,7 @@ from tokenizers import Tokenizer
 
 from deploy.demo import long_prompt
 from deploy.stack import free_port
-from engines.vllm.process import session
+from engines.vllm.process import session, shared_memory
 from tests.engines_vllm.harness import ARGUMENTS, CHUNK, node_options
 from tests.stacks import RunningStack, node, running_stack
 from tests.wan.link import Wan, wide_area
@@ -191,10 +191,11 @@ def nixl(model: Path, python: Path, packages: Path, logs: Path, wan: Wan | None)
 
 
 def _kill(server: subprocess.Popen[bytes]) -> None:
+    left = shared_memory(server.pid)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGKILL)
     server.wait()
-    for file in Path("/dev/shm").glob("psm_*"):
+    for file in left:
         file.unlink(missing_ok=True)
 
 
