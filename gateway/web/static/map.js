@@ -8,6 +8,11 @@ const MARGIN = 4;
 const WIDE = 760;
 const NARROW = { width: 380, left: 44, below: 46 };
 
+const NAME_CHARS = 18;
+const LINE_CHARS = 30;
+
+// What a box has room for; the table below has the whole of it.
+const cut = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 const words = (cluster) => (cluster.state === "active" ? `${cluster.accepting} of ${cluster.nodes} nodes accept` : cluster.state);
 
 function box(cluster, x, y, width, routed, lines = []) {
@@ -18,8 +23,8 @@ function box(cluster, x, y, width, routed, lines = []) {
     "g",
     {},
     svg("rect", { class: `panel ${kind}`, x, y, width, height, rx: 10, "stroke-width": 2 }),
-    svg("text", { x: x + 14, y: y + 26, "font-size": 17, "font-weight": 600 }, cluster.name),
-    [...said, ...lines].map((line, at) => svg("text", { x: x + 14, y: y + 49 + 21 * at, "font-size": 14, class: "soft" }, line)),
+    svg("text", { x: x + 14, y: y + 26, "font-size": 17, "font-weight": 600 }, cut(cluster.name, NAME_CHARS)),
+    [...said, ...lines].map((line, at) => svg("text", { x: x + 14, y: y + 49 + 21 * at, "font-size": 14, class: "soft" }, cut(line, LINE_CHARS))),
   );
 }
 

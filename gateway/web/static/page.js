@@ -53,6 +53,8 @@ function now(found) {
   $("now").replaceChildren(...tiles.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
 }
 
+const gain = (times) => (times === null ? "without bound" : times.toFixed(2)); // nothing is served today
+
 function drawProposal(found) {
   const one = found.proposals[0];
   if (!one) {
@@ -66,7 +68,7 @@ function drawProposal(found) {
     { class: "card" },
     el("p", {}, el("strong", {}, `Proposal ${one.number}: ${one.verdict}`), one.decided_by ? ` by ${one.decided_by}` : ""),
     el("p", {}, `${split}; threshold ${short(one.threshold)} tokens.`),
-    el("p", {}, `Capacity ${short(one.lambda_now)} → ${short(one.lambda_then)} requests a second (gain ${one.gain.toFixed(2)}, surely ${one.gain_surely.toFixed(2)}); full first today: ${one.bottleneck}.`),
+    el("p", {}, `Capacity ${short(one.lambda_now)} → ${short(one.lambda_then)} requests a second (gain ${gain(one.gain)}, surely ${gain(one.gain_surely)}); full first today: ${one.bottleneck}.`),
     el("p", {}, one.reason),
   );
   if (open && found.who.approves) {

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.keys import Role as KeyRole
@@ -65,6 +68,7 @@ TEXT = "document.body.innerText"
 
 
 async def opened(browser: Page, one: Stage, secret: str | None, width: int = 1280) -> None:
+    await asyncio.to_thread(browser.open, "about:blank")  # what was open before asks a gateway that is gone
     browser.errors.clear()
     browser.requested.clear()
     browser.resize(width, 900)
@@ -130,6 +134,22 @@ async def test_a_proposal_is_approved_by_who_may(browser: Page, stage: Open, mon
     await asyncio.to_thread(browser.ask, "document.querySelector('#proposal button').click()")
     await until(browser, "document.getElementById('proposal-said').textContent === 'Proposal 1: approved.'")
     assert done == [(1, "visitor")]
+    assert browser.errors == []
+
+
+async def test_what_others_say_is_text_and_what_has_no_bound_or_end_is_shown(browser: Page, stage: Open) -> None:
+    one = await peopled(stage)
+    one.register("prefill-europe-west-4." * 2)
+    said = partial(one.nodes[0].heartbeat, accepting=False, detail="<img src=x onerror=alert(1)>")
+    one.nodes[0].heartbeat = said  # type: ignore[method-assign]
+    strange = msgspec.structs.replace(proposal(), lambda_now=0.0, gain=math.inf, reason="<b>nothing is served</b>")
+    one.gateway.rebalancing.controller.proposals.put(strange)
+    await opened(browser, one, with_keys(one))
+    await until(browser, "document.getElementById('proposal').textContent.includes('gain without bound')")
+    await until(browser, "document.getElementById('nodes').textContent.includes('<img src=x onerror=alert(1)>')")
+    assert "<b>nothing is served</b>" in await asyncio.to_thread(browser.ask, TEXT)
+    assert not await asyncio.to_thread(browser.ask, "!!document.querySelector('main img, #proposal b')")
+    assert await asyncio.to_thread(browser.ask, OVERLAPS) == []
     assert browser.errors == []
 
 
