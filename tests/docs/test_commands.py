@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import tomllib
+from itertools import product
 from pathlib import Path
 
 import click
@@ -94,9 +95,33 @@ def is_known(code: str, flags: dict[str, set[str]], folder: Path) -> bool:
         return named <= set().union(*flags.values(), FLAG.findall((ROOT / "deploy" / "test.sh").read_text()))
     words = re.match(r"prfaas ((?:[a-z][a-z-]*(?:\|[a-z-]+)* ?)*)", code)
     assert words is not None
-    begun = [word.split("|")[0] for word in words[1].split()]
-    meant = [name for count in range(len(begun), 0, -1) for name in flags if name.split()[:count] == begun[:count]]
-    return bool(meant) and named <= set().union(*(flags[name] for name in meant))
+    alternatives = [meant(one, flags) for one in product(*(word.split("|") for word in words[1].split()))]
+    return all(alternatives) and named <= set().union(*(flags[name] for names in alternatives for name in names))
+
+
+def meant(words: tuple[str, ...], flags: dict[str, set[str]]) -> list[str]:
+    """The commands that these words name: one, with whatever it takes after it, or all of a group."""
+    for count in range(len(words), 0, -1):
+        begun = [name for name in flags if name.split()[:count] == list(words[:count])]
+        if begun:
+            one = " ".join(words[:count])
+            return [one] if one in begun else begun if count == len(words) else []
+    return []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "prfaas conquer",
+        "prfaas clusters conquer",
+        "prfaas keys create|conquer",
+        "prfaas node --handover FILE",
+        "--no-such-flag",
+        "pytest tests/nowhere.py",
+    ],
+)
+def test_what_is_not_there_is_not_known(code: str, tmp_path: Path) -> None:
+    assert not is_known(code, {name: flags_of(name) for name in every_command()}, tmp_path)
 
 
 @pytest.mark.parametrize(
