@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -97,6 +98,7 @@ async def test_a_node_that_never_stops_talking_is_stopped_at_the_tokens_that_wer
     async def flood(node: FakeNode, job: GenerateJob) -> None:
         while True:
             await node.send(Delta(job.generation, "x", (5,)))
+            await asyncio.sleep(0)  # the gateway shares this loop, and must get to hear it
 
     node = await one.node("d", Role.DECODE, on_generate=flood)
     answer = await one.complete(words=1, stream=True)
