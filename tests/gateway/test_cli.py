@@ -74,6 +74,13 @@ def test_errors_are_one_line_and_name_the_option(tmp_path: Path, arguments: tupl
     assert len(done.output.strip().splitlines()) == 1
 
 
+def test_the_root_of_a_gateway_may_come_from_the_environment(tmp_path: Path) -> None:
+    missing = tmp_path / "nowhere.pem"
+    done = CliRunner().invoke(main, ["status", "--gateway", "https://127.0.0.1:9"], env={"PRFAAS_CA": str(missing)})
+    assert done.exit_code == 2
+    assert "nowhere.pem" in done.output.replace("\n", "")
+
+
 @pytest.mark.parametrize("token", [b"", b"caf\xc3\xa9", b"two\nlines", b"\xff"])
 def test_a_join_token_that_no_node_could_send_is_refused(tmp_path: Path, token: bytes) -> None:
     file = tmp_path / "token"
