@@ -10,7 +10,7 @@ import resource
 import signal
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -38,7 +38,8 @@ from kvcache.control import MAX_MESSAGE_BYTES
 log = logging.getLogger(__name__)
 
 EXPECT_NODES_S = 15.0
-"""How long requests wait for nodes after a takeover: those of the predecessor are on their way."""
+"""How long requests wait for nodes of a gateway whose clients are there already, after a takeover or as a worker: nodes
+are on their way."""
 LOOK_EVERY_S = 0.2
 LEAVE_IDLE_S = 3.0
 """How long a gateway that was taken over from waits for another request on its open connections."""
@@ -87,7 +88,7 @@ class GatewayServer(uvicorn.Server):
         self._gateway = gateway
         self._successor = successor
         self._offer: Offer | None = None
-        self._silent = worker is not None and worker.number > 0
+        self._worker = worker
         self._exposition = None if worker is None else SharedExposition(worker, gateway.metrics.render)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -133,6 +134,8 @@ class GatewayServer(uvicorn.Server):
         return any(isinstance(each, BoundedHttp) for each in self.server_state.connections)
 
     async def _drain(self) -> None:
+        if self._worker is not None and self.started:
+            self.servers[0].close()  # the shared one: whoever connects from now on gets another worker
         try:
             async with asyncio.timeout(self._gateway.config.drain_s):
                 await self._gateway.generation.in_flight.drained()
@@ -142,15 +145,16 @@ class GatewayServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve, then say where; a predecessor may go from then on."""
-        if self._successor is not None:
+        if self._successor is not None or self._worker is not None:
             self._gateway.waiting.expect_nodes(EXPECT_NODES_S)
         await super().startup(sockets=sockets)
         if self.started:
-            await self._begin(self.servers[0].sockets[0])
-            if self._silent:
+            listener = self.servers[0].sockets[0]
+            port = listener.getsockname()[1]
+            await self._begin(listener)
+            if self._worker is not None and self._worker.number > 0:
                 return
             scheme = "http" if self._gateway.config.tls_cert is None else "https"
-            port = self.servers[0].sockets[0].getsockname()[1]
             print(f"prfaas gateway: listening on {scheme}://{self._gateway.config.host}:{port}", flush=True)
 
     async def _begin(self, listener: socket.socket) -> None:
@@ -159,6 +163,7 @@ class GatewayServer(uvicorn.Server):
         gc.freeze()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         self._tasks.append(loop.create_task(self._gateway.follow_certificate()))
         if self._exposition is not None:
             await self._exposition.start()
@@ -206,6 +211,17 @@ def _ensure_admin(gateway: Gateway, secret: str) -> None:
         raise ConfigError(f"--admin-key-file: {error}") from error
 
 
+@contextlib.contextmanager
+def _hangups_wait() -> Iterator[None]:
+    """A SIGHUP that comes before the gateway can heed it, which would end the process, is heeded when it can."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@_hangups_wait()
 def serve(config: GatewayConfig, reread: Callable[[], GatewayConfig], worker: Worker | None = None) -> None:
     """Run until a signal, or until a successor has taken over. ``reread`` gives the configuration anew.
 

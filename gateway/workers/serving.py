@@ -21,7 +21,7 @@ def serve_workers(config: GatewayConfig, reread: Callable[[], GatewayConfig]) ->
     if config.redis is None:
         raise ConfigError("--workers: several processes share what they know over Redis: give --redis URL")
     if config.handover is not None:
-        raise ConfigError("--workers and --handover: restart workers one by one with SIGTERM instead, or leave one out")
+        raise ConfigError("--workers and --handover: the port is shared, not handed over; leave one of them out")
     with (
         tempfile.TemporaryDirectory(prefix="prfaas-workers-") as found,
         reserve(config.host, config.port, True) as kept,

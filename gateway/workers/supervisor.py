@@ -44,7 +44,7 @@ class _Place:
 
 
 class Supervisor:
-    """``work`` runs a worker of a number in a process of its own; its return ends that worker for good."""
+    """``work`` runs a worker of a number in a process of its own; one that returns is followed by another at once."""
 
     def __init__(self, count: int, work: Callable[[int], None], patience_s: float) -> None:
         self._places = [_Place(number) for number in range(count)]
@@ -103,10 +103,14 @@ class Supervisor:
         lived, place.pid = now - place.born, 0
         if self._stopping_since is not None:
             return
-        if code in (0, MISCONFIGURED):
-            self._status = code and 1
+        if code == MISCONFIGURED:
+            self._status = 1
             self._stopping_since = now
             self._tell(SIGTERM)
+            return
+        if code == 0:  # it was told to end, and nobody told the parent: it is restarted, the others go on
+            place.pause_s, place.due = 0.0, now
+            log.info("worker ended number=%d lived_s=%.1f", place.number, lived)
             return
         place.pause_s = FIRST_PAUSE_S if lived >= STEADY_S else min(LAST_PAUSE_S, 2 * place.pause_s or FIRST_PAUSE_S)
         place.due = now + place.pause_s

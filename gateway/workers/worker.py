@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import sqlite3
 from dataclasses import dataclass, replace
@@ -95,13 +96,17 @@ def reserve(host: str, port: int, shared: bool) -> socket.socket:
     except OSError as error:
         raise ConfigError(f"cannot listen on --host {host} --port {port}: {error.strerror or error}") from error
     try:
-        if shared:
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        else:
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT if shared else socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        found.bind((host, port))
+        try:
+            found.bind((host, port))
+        except OSError as error:
+            if not shared or error.errno != errno.EADDRINUSE:
+                raise
+            # Connections of a gateway alone may linger there. Not set at once: others could then bind beside this one.
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            found.bind((host, port))
     except (OSError, OverflowError) as error:
         found.close()
         raise ConfigError(f"cannot listen on --host {host} --port {port}: {error}") from error

@@ -75,11 +75,17 @@ class Running:
         self.file = folder / "gateway.toml"
         self.log = folder / "log"
         self.write("queue = 10\nthreshold = 500")
-        command = [sys.executable, "-m", "gateway.cli", "gateway", "--model", str(model_dir), "--port", "0"]
+        template = folder / "template"
+        os.mkfifo(template)
+        files = ("--model", str(model_dir), "--chat-template", str(template))
+        command = [sys.executable, "-m", "gateway.cli", "gateway", *files, "--port", "0"]
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
                 [*command, "--config", str(self.file), "--queue-timeout", "9"], cwd=ROOT, stdout=out, stderr=out
             )
+        with template.open("w") as starting:  # opened once the gateway, on its way to serve, begins to read it
+            self.hang_up()
+            starting.write("{{ messages[0].content }}")
         assert eventually(lambda: "listening on" in self.log.read_text(), 30), self.log.read_text()
         self.url = self.log.read_text().split("listening on ")[1].split()[0]
 
@@ -103,6 +109,10 @@ def running(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     yield one
     one.process.terminate()
     assert one.process.wait(20) == 0, one.log.read_text()
+
+
+def test_a_hangup_during_the_start_is_heeded_after_it(running: Running) -> None:
+    assert running.says("reloaded changed=[]")
 
 
 def test_the_file_counts_from_the_start_and_the_command_line_outweighs_it(running: Running) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import httpx
 import pytest
 
 from tests.redis_server import needs_redis, running_redis
+from tests.stacks import children
 
 pytestmark = [needs_redis, pytest.mark.timeout(120)]
 PRFAAS = (sys.executable, "-c", "from gateway.cli import main; main()", "gateway")
@@ -37,6 +39,8 @@ def test_two_workers_are_one_gateway_and_tell_of_both(model_dir: Path, tmp_path:
         try:
             until(lambda: b"listening on" in log.read_bytes())
             url = re.findall(r"listening on (\S+)", log.read_text())[0]
+            with pytest.raises(httpx.ReadTimeout):  # nodes of a worker that follows another are on their way: it waits
+                httpx.post(f"{url}/v1/completions", json={"model": model_dir.name, "prompt": "a"}, timeout=0.5)
 
             def gateways() -> list[str]:
                 """By the addresses at which nodes reach them."""
@@ -54,6 +58,9 @@ def test_two_workers_are_one_gateway_and_tell_of_both(model_dir: Path, tmp_path:
             assert {'prfaas_num_requests_running{worker="0"}', 'prfaas_num_requests_running{worker="1"}'} <= {
                 line.rpartition(" ")[0] for line in metrics.splitlines()
             }
+            before = set(own)
+            os.kill(children(process.pid)[0], signal.SIGTERM)
+            until(lambda: len(gateways()) == 2 and set(gateways()) != before)
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=30) == 0
         finally:

@@ -93,6 +93,16 @@ def test_who_dies_is_started_again_and_a_signal_ends_all(parents: list[Parent], 
     assert sorted(one.notes("term")) == [["0"], ["1"]]
 
 
+def test_who_was_told_to_end_is_followed_at_once_and_the_others_go_on(parents: list[Parent], tmp_path: Path) -> None:
+    one = begin(parents, tmp_path, WAITS)
+    one.until("ready", 2)
+    first = dict(one.notes("born"))
+    os.kill(int(first["1"]), signal.SIGTERM)
+    one.until("ready", 3)
+    assert one.notes("term") == [["1"]]
+    assert one.process.poll() is None
+
+
 def test_a_worker_that_no_start_would_help_ends_all(parents: list[Parent], tmp_path: Path) -> None:
     assert begin(parents, tmp_path, REFUSES).ends() == "1"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +55,17 @@ def test_workers_share_a_port_that_nobody_else_gets(tmp_path: Path) -> None:
             pass
         with pytest.raises(ConfigError, match=str(port)):
             listen("127.0.0.1", port, shared=False)
+
+
+def test_workers_get_a_port_on_which_connections_of_a_single_gateway_linger() -> None:
+    with listen("127.0.0.1", 0, shared=False) as before:
+        port = before.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            accepted, _ = before.accept()
+            accepted.close()  # the side that closes first keeps the port in TIME_WAIT
+            assert client.recv(1) == b""
+    with reserve("127.0.0.1", port, shared=True), listen("127.0.0.1", port, shared=True):
+        pass
 
 
 def test_several_workers_need_redis(config: GatewayConfig) -> None:
