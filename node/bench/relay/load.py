@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -75,26 +76,28 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
-async def streams(target: Target, count: int, tokens: int, patience_s: float) -> Seen:
-    """So many streams, all opened at once."""
+async def streams(target: Target, count: int, tokens: int, patience_s: float, *, distinct: bool = False) -> Seen:
+    """So many streams, all opened at once. ``distinct``: each of another prompt, which nobody has cached."""
     gaps: list[float] = []
+    requests = _requests(target, count, 200, tokens, stream=True, distinct=distinct)
     began, cpu = time.perf_counter(), cpu_seconds(target.pid)
-    request = _request(target, 200, tokens, stream=True)
-    answers = await asyncio.gather(*(_one(target, request, tokens, gaps, patience_s) for _ in range(count)))
+    answers = await asyncio.gather(*(_one(target, request, tokens, gaps, patience_s) for request in requests))
     return Seen(tuple(answers), tuple(gaps), cpu_seconds(target.pid) - cpu, time.perf_counter() - began)
 
 
-async def requests(target: Target, count: int, words: int, patience_s: float, at_once: int = AT_ONCE) -> Seen:
-    """So many whole answers of 5 tokens to prompts of ``words`` words."""
+async def requests(
+    target: Target, count: int, words: int, patience_s: float, at_once: int = AT_ONCE, *, distinct: bool = False
+) -> Seen:
+    """So many whole answers of 5 tokens to prompts of ``words`` words, ``distinct`` as those of ``streams``."""
     slots = asyncio.Semaphore(at_once)
-    request = _request(target, words, 5, stream=False)
+    made = _requests(target, count, words, 5, stream=False, distinct=distinct)
 
-    async def one() -> Answer:
+    async def one(request: bytes) -> Answer:
         async with slots:
             return await _one(target, request, 0, [], patience_s)
 
     began, cpu = time.perf_counter(), cpu_seconds(target.pid)
-    answers = await asyncio.gather(*(one() for _ in range(count)))
+    answers = await asyncio.gather(*(one(request) for request in made))
     return Seen(tuple(answers), (), cpu_seconds(target.pid) - cpu, time.perf_counter() - began)
 
 
@@ -121,8 +124,18 @@ def _family(pid: int) -> set[int]:
     return found
 
 
-def _request(target: Target, words: int, tokens: int, stream: bool) -> bytes:
-    body = json.dumps({"model": target.model, "prompt": "hello " * words, "max_tokens": tokens, "stream": stream})
+def _requests(
+    target: Target, count: int, words: int, tokens: int, *, stream: bool, distinct: bool
+) -> Sequence[bytes]:
+    if not distinct:
+        return [_request(target, "", words, tokens, stream)] * count
+    begins = (f"{secrets.randbelow(10**8):08d} " for _ in range(count))
+    return [_request(target, begin, words, tokens, stream) for begin in begins]
+
+
+def _request(target: Target, begin: str, words: int, tokens: int, stream: bool) -> bytes:
+    prompt = begin + "hello " * words
+    body = json.dumps({"model": target.model, "prompt": prompt, "max_tokens": tokens, "stream": stream})
     auth = f"authorization: Bearer {target.key}\r\n" if target.key else ""
     head = f"POST /v1/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n{auth}"
     return f"{head}content-length: {len(body)}\r\n\r\n{body}".encode()
