@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,6 +21,8 @@ IN_MEMORY = 1024
 ON_DISK = 10_000
 PRUNE_EVERY = 100
 MAX_UNWRITTEN = 1024
+AT_ONCE = 64
+"""Records that are written in one transaction where so many have come meanwhile."""
 PAGE = 100
 
 
@@ -35,7 +37,8 @@ class Decisions:
         self._disk = None if state.file is None else State(state.file)
         self._recent: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._writer = None if self._disk is None else ThreadPoolExecutor(1, thread_name_prefix="decisions")
-        self._pending = 0
+        self._waiting: deque[dict[str, Any]] = deque()
+        self._called = False
         self._written = 0
         self.unwritten = 0
         self._failing = False
@@ -51,11 +54,13 @@ class Decisions:
             self._recent.popitem(last=False)
         if self._writer is None:
             return
-        if self._pending >= MAX_UNWRITTEN:
+        if len(self._waiting) >= MAX_UNWRITTEN:
             self.unwritten += 1
             return
-        self._pending += 1
-        self._writer.submit(self._write, record)
+        self._waiting.append(record)
+        if not self._called:
+            self._called = True
+            self._writer.submit(self._write_all)
 
     def find(self, name: str) -> dict[str, Any] | None:
         """The record of an internal id, or the newest of a request id."""
@@ -115,23 +120,31 @@ class Decisions:
             self._writer.shutdown(wait=True)
             self._disk.close()
 
-    def _write(self, record: dict[str, Any]) -> None:
+    def _write_all(self) -> None:
+        self._called = False  # before it looks: what comes after it looked for the last time has another call
+        while self._waiting:
+            self._write([self._waiting[at] for at in range(min(AT_ONCE, len(self._waiting)))])
+
+    def _write(self, records: list[dict[str, Any]]) -> None:
+        """Write the oldest of those that wait, which keep their places until they are written."""
         assert self._disk is not None
+        before = self._written // PRUNE_EVERY
         try:
-            self._disk.execute(
+            self._disk.execute_all(
                 "INSERT INTO decisions (id, request_id, record) VALUES (?, ?, ?)",
-                (record["id"], record["request_id"], msgspec.json.encode(record)),
+                [(record["id"], record["request_id"], msgspec.json.encode(record)) for record in records],
             )
-            self._written += 1
+            self._written += len(records)
             self._failing = False
-            if self._written % PRUNE_EVERY == 0:
+            if self._written // PRUNE_EVERY > before:
                 self._disk.execute(
                     "DELETE FROM decisions WHERE seq <= (SELECT max(seq) FROM decisions) - ?", (ON_DISK,)
                 )
         except Exception as error:  # a full or broken disk must not touch requests, nor fill the log
-            self.unwritten += 1
+            self.unwritten += len(records)
             if not self._failing:
                 self._failing = True
-                log.error("decisions are not written from id=%s on: %s", record["id"], error)
+                log.error("decisions are not written from id=%s on: %s", records[0]["id"], error)
         finally:
-            self._pending -= 1
+            for _ in records:
+                self._waiting.popleft()

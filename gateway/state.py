@@ -93,6 +93,18 @@ class State:
             except sqlite3.OperationalError as error:
                 raise ApiError(503, f"the state file: {error}", code="state_unavailable", retry_after_s=1) from error
 
+    def execute_all(self, statement: str, rows: Iterable[Iterable[Any]]) -> None:
+        """Run one statement with each of these values, as one transaction. Raises as ``execute``; then none was run."""
+        with self._lock:
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+                self._db.executemany(statement, [tuple(row) for row in rows])
+                self._db.execute("COMMIT")
+            except sqlite3.Error as error:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise ApiError(503, f"the state file: {error}", code="state_unavailable", retry_after_s=1) from error
+
     @contextmanager
     def reading(self, what: str) -> Iterator[None]:
         """Inside, rows become values. Raises ConfigError naming the file where it holds what no gateway wrote."""
