@@ -28,6 +28,9 @@ CONTRADICTED = 0.01
 """A claim that makes the curve miss what was seen by more than 10 % is not believed."""
 TELLING_TOKENS = 256
 """A prefill of fewer tokens is mostly fixed cost; what it teaches counts in proportion."""
+DRIFT, LASTS = 0.01, 16
+"""The curve is fitted anew once a bin's mean is off by so much from what it was fitted to, and after so many prefills:
+to fit it costs as much as many decisions take."""
 MIN_TOKENS_PER_S, MAX_TOKENS_PER_S = 1e-3, 1e9
 """No node is slower or quicker: what says otherwise is no measurement, and its squares would be no numbers."""
 
@@ -37,7 +40,10 @@ _Point = tuple[float, float, float, float]
 
 
 class _Bin(msgspec.Struct):
-    """Means of one length's prefills: tokens, squares (stop^2 - start^2), seconds. ``seen_at`` counts prefills."""
+    """Means of one length's prefills: tokens, squares (stop^2 - start^2), seconds. ``seen_at`` counts prefills.
+
+    ``fitted`` are the tokens and seconds that the curve goes by.
+    """
 
     tokens: float
     squares: float
@@ -45,6 +51,13 @@ class _Bin(msgspec.Struct):
     weight: float
     seen_at: int
     count: int = 1
+    fitted: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def drifted(self) -> bool:
+        """Whether the curve may be off by now for what was seen here since it was fitted."""
+        tokens, seconds = self.fitted
+        return abs(self.tokens - tokens) > DRIFT * tokens or abs(self.seconds - seconds) > DRIFT * seconds
 
 
 class PrefillTimes:
@@ -54,6 +67,7 @@ class PrefillTimes:
         self._bins: dict[int, _Bin] = {}
         self._claimed: float | None = None
         self._seen = 0
+        self._fitted_at = 0
         self._curve: PrefillCurve | None = None
         self._stale = False
 
@@ -69,13 +83,12 @@ class PrefillTimes:
         if tokens <= 0 or start < 0 or not (seconds > 0 and plausible_rate(tokens / seconds)):
             return
         self._seen += 1
-        self._stale = True
         squares = float(stop * stop - start * start)
         telling = min(1.0, tokens / TELLING_TOKENS)
         at = round(log2(tokens) * BINS_PER_OCTAVE)
         found = self._bins.get(at)
         if found is None:
-            self._bins[at] = _Bin(tokens, squares, seconds, telling, self._seen)
+            self._bins[at], self._stale = _Bin(tokens, squares, seconds, telling, self._seen), True
             return
         found.count += 1
         share = max(SMOOTHING, 1.0 / found.count)
@@ -84,6 +97,7 @@ class PrefillTimes:
         found.seconds += share * (seconds - found.seconds)
         found.weight = max(telling, found.weight)
         found.seen_at = self._seen
+        self._stale = self._stale or found.drifted or self._seen >= self._fitted_at + LASTS
 
     @property
     def curve(self) -> PrefillCurve | None:
@@ -107,6 +121,9 @@ class PrefillTimes:
             (found.tokens, found.squares, found.seconds, found.weight * FADE ** (self._seen - found.seen_at))
             for found in self._bins.values()
         ]
+        for found in self._bins.values():
+            found.fitted = found.tokens, found.seconds
+        self._fitted_at = self._seen
         claim = [] if self._claimed is None else [(self._claimed, 0.0, 1.0, CLAIM_WEIGHT)]
         if not seen:
             return _through(claim) if claim else None
