@@ -99,6 +99,18 @@ def test_a_gateway_may_list_pods_only_where_its_engines_are_found_in_them() -> N
     assert "[[kubernetes]]" in named(found, "ConfigMap", "demo-engines")["data"]["engines.toml"]
 
 
+def test_names_are_what_they_are_to_yaml_too() -> None:
+    name = 'g: "4b" # {{ x }}\n            - --fallback=fail'
+    numbers = {"cluster": "2024", "name": "1e3", "kvPort": 7443, "resources": {}}
+    values = HOME | {"model": {"path": "a: b", "name": name, "claim": "0x1"}, "nodes": [NODE | numbers]}
+    for document in documents(values):
+        if document["kind"] not in KINDS_OF_OTHERS:
+            kubernetes_validate.validate(document, "1.34", strict=True)
+    for kind in ("demo-gateway", "demo-1e3"):
+        args = named(values, "StatefulSet", kind)["spec"]["template"]["spec"]["containers"][0]["args"]
+        assert {"--model=/models/a: b", f"--model-name={name}"} <= set(args)
+
+
 def test_selectors_find_the_pods_that_they_are_for() -> None:
     found = list(documents(HOME))
     pods = {
@@ -132,6 +144,9 @@ def test_nodes_find_gateways_before_these_are_ready() -> None:
         ({"gateway": {"enabled": False}, "nodes": [NODE | {"role": "decode"}]}, "decodes"),
         ({"nodes": [NODE | {"role": "both"}]}, "role"),
         ({"join": {"url": "http://gw"}}, "join/url"),
+        ({"nodes": [NODE | {"name": "redis"}]}, "named redis already"),
+        ({"nodes": [NODE, NODE]}, "named prefill already"),
+        ({"nodes": [NODE | {"cluster": "east-"}]}, "cluster"),
     ],
 )
 def test_values_that_cannot_work_are_refused_by_name(change: dict[str, Any], named_value: str) -> None:
