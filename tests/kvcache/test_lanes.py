@@ -141,6 +141,20 @@ async def test_a_stranger_gets_no_lane_and_neither_does_a_peers_name_with_anothe
     assert at_b.lane_count == 0
 
 
+async def test_a_lane_to_what_a_node_was_before_it_was_restarted_is_refused_and_the_peer_stays(ends: Ends) -> None:
+    """The old process hangs on to the name, so the new one has no lanes of its own."""
+    anew = KvEndpoint(local("b", "2"), Recorder(), limits=QUICK)
+    try:
+        assert anew.open_lanes([carrier("b")]) == ("tcp",)
+        port = await anew.listen("127.0.0.1", 0)
+        peer = await ends.a.peer(who("b", "2"), KvAddress("127.0.0.1", port), soon())
+        with pytest.raises(LaneFailed):
+            await ends.a.lanes(peer, SHM)
+        assert peer.alive
+    finally:
+        await anew.close()
+
+
 async def test_a_peer_has_no_more_lanes_than_are_allowed(ends: Ends) -> None:
     _, at_b = await ends.connect()
     await asyncio.gather(*(greets(local("a")) for _ in range(QUICK.max_lanes * 2)), return_exceptions=True)

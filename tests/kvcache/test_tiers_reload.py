@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from kvcache.chain import TokenChain
 from kvcache.kept import EntryKind, Provenance
 from kvcache.prefix_cache import Match
 from kvcache.quality import Quality
 from kvcache.tiers.files import FileStore
 from kvcache.tiers.level import Level
 from kvcache.tiers.memory import MemoryStore
-from tests.kvcache.tiered import PAGE_BYTES, Tiered, files, ids, tiered
+from tests.kvcache.tiered import BLOCK, PAGE_BYTES, Tiered, files, ids, tiered
 
 NEAR = Provenance(Quality.NEAR, ("int8",), "there")
 
@@ -81,6 +82,33 @@ async def test_an_exact_request_gets_nothing_back_that_is_not(tmp_path: Path) ->
         assert bench.cache.entry(bench.chain(prompt).hashes[0], EntryKind.BLOCK).provenance == NEAR
         lease.release()
         bench.check()
+
+
+async def test_what_is_not_exact_is_not_taken_for_exact_after_a_restart(tmp_path: Path) -> None:
+    prompt = ids(1, 2, 3, 4)
+    async with tiered(files(tmp_path), keep=True) as bench:
+        bench.keep(prompt, NEAR)
+        await bench.copied()
+    async with tiered(files(tmp_path)) as bench:
+        assert bench.tiers.reports[0].entries == 5
+        assert await bench.bring(prompt, needed=True) is None
+        (await bench.bring(prompt, Quality.NEAR)).release()
+        assert bench.match(prompt) == Match(0, 0)
+        assert bench.match(prompt, Quality.NEAR) == Match(16, 16)
+        bench.check()
+
+
+async def test_another_tenants_prompt_is_not_found_below(tmp_path: Path) -> None:
+    prompt = ids(1, 2, 3, 4)
+    async with tiered(files(tmp_path)) as bench:
+        bench.keep(prompt)
+        await bench.copied()
+        bench.evict_all()
+        deadline = asyncio.get_running_loop().time() + 5
+        for salt, lora in (("another", ""), ("tenant", "adapter"), ("", "")):
+            chain = TokenChain.of(prompt, BLOCK, fingerprint="model", salt=salt, lora=lora)
+            assert await bench.tiers.bring(chain, 16, Quality.EXACT, deadline, resume=False, needed=True) is None
+        assert bench.tiers.reports[0].reloads == 0
 
 
 async def test_exact_bytes_take_the_place_of_inexact_ones_below(tmp_path: Path) -> None:
