@@ -14,6 +14,7 @@ from enum import StrEnum
 
 TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 OWN = frozenset({"time", "level", "logger", "message", "exception"})
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _PLACEHOLDER = re.compile(r"(?:(\w+)=)?%(?:%|[-+ #0]*[\d.]*[a-z])")
 
 
@@ -22,6 +23,14 @@ class LogFormat(StrEnum):
 
     TEXT = "text"
     JSON = "json"
+
+
+class TextFormatter(logging.Formatter):
+    """A line of text; what a peer's words would do to it or to a terminal is written out. Tracebacks follow it."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - its name in the standard library
+        """A line without its end and without an exception."""
+        return _CONTROL.sub(lambda found: repr(found[0])[1:-1], super().formatMessage(record))
 
 
 class JsonFormatter(logging.Formatter):
@@ -44,7 +53,7 @@ class JsonFormatter(logging.Formatter):
 def set_up_logging(form: LogFormat) -> None:
     """Log to stderr from now on, from INFO up."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter() if form is LogFormat.JSON else logging.Formatter(TEXT))
+    handler.setFormatter(JsonFormatter() if form is LogFormat.JSON else TextFormatter(TEXT))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvcache.logs import JsonFormatter
+from kvcache.logs import TEXT, JsonFormatter, TextFormatter
 
 
 def line(message: str, *args: object, exc_info: Any = None) -> dict[str, Any]:
@@ -42,3 +42,11 @@ def test_an_exception_stays_within_its_line() -> None:
     except ValueError:
         found = line("broke id=%s", "r1", exc_info=sys.exc_info())
     assert found["exception"].endswith("ValueError: scripted")
+
+
+def test_a_peers_words_cannot_begin_a_line_of_text_or_steer_a_terminal() -> None:
+    words = "gone\r\n2026-01-01 ERROR forged\x1b[2J\u2028\x9b1m \u00e9 \t"
+    record = logging.LogRecord("room.module", logging.INFO, __file__, 1, "lost cause=%s", (words,), None)
+    line = TextFormatter(TEXT).format(record)
+    assert line.isprintable()
+    assert line.endswith(r"lost cause=gone\r\n2026-01-01 ERROR forged\x1b[2J\u2028\x9b1m é \t")
