@@ -28,7 +28,7 @@ class LogFormat(StrEnum):
 class TextFormatter(logging.Formatter):
     """A line of text; what a peer's words would do to it or to a terminal is written out. Tracebacks follow it."""
 
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - its name in the standard library
+    def formatMessage(self, record: logging.LogRecord) -> str:
         """A line without its end and without an exception."""
         return _CONTROL.sub(lambda found: repr(found[0])[1:-1], super().formatMessage(record))
 
