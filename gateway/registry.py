@@ -126,7 +126,7 @@ class Registry:
         if dial is Dial.OUT and (unreachable := self._local_dialers()):
             raise ApiError(
                 400,
-                f"dial: {name!r} would only dial out, and so do local nodes {', '.join(unreachable)}; "
+                f"dial: {name!r} would only dial out, and so do {len(unreachable)} decode nodes at home; "
                 "one side must accept",
                 param="dial",
             )
@@ -191,11 +191,17 @@ class Registry:
 
     def accuracy(self, cluster: str) -> TtftRatio:
         """How far predictions of what a cluster serves were off."""
-        return self._accuracies.setdefault(cluster, TtftRatio())
+        found = self._accuracies.get(cluster)
+        if found is None:
+            found = self._accuracies[cluster] = TtftRatio()
+        return found
 
     def link(self, cluster: str) -> LinkState:
         """What was learnt of the way from a cluster to here."""
-        return self._links.setdefault(cluster, LinkState())
+        found = self._links.get(cluster)
+        if found is None:
+            found = self._links[cluster] = LinkState()
+        return found
 
     def outward(self, cluster: str) -> LinkState:
         """What was learnt of the way from here to a remote cluster, which only moved prefixes take."""

@@ -80,3 +80,14 @@ async def test_a_client_s_key_learns_nothing_of_clusters_and_nodes(stage: Open) 
             assert not any(name in answer.text for name in THEIRS) or answer.status_code in (403, 404), path
             if path in ("/v1/clusters", "/v1/nodes", "/metrics", "/v1/audit", "/v1/keys"):
                 assert answer.status_code == 403, path
+
+
+async def test_a_cluster_that_cannot_be_registered_is_not_told_which_nodes_there_are(stage: Open) -> None:
+    one = await stage()
+    await one.node("d-home", Role.DECODE, kv=False)
+    one.gateway.keys.create("root", KeyRole.ADMIN)
+    _, secret = one.gateway.keys.create("of east", KeyRole.OPERATOR, False, frozenset({"east"}))
+    headers = {"Authorization": f"Bearer {secret}"}
+    answer = await one.client.post("/v1/clusters", json={"name": "east", "dial": "out"}, headers=headers)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "dial")
+    assert "d-home" not in answer.text
