@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 
 Parse = Callable[[bytes], GenerationRequest]
 
+SHORT_TOKENS = 2048
+"""The blocks of a prompt up to this length are named at once: a thread would take longer to begin with it."""
 READ_GRACE_S = 5.0
 """How long after its deadline an answer that is ready may still wait for a client that does not read."""
 
@@ -292,12 +294,13 @@ class Generation:
         if len(token_ids) <= BLOCK_TOKENS:
             return ()
         fingerprint = self._s.model.fingerprint.digest()
-        found = await self._tokenizing.run(
-            lambda: self._chains.block_hashes(
+
+        def work() -> list[bytes]:
+            return self._chains.block_hashes(
                 token_ids[:-1], BLOCK_TOKENS, fingerprint=fingerprint, salt=facts.tenant, lora=facts.lora
             )
-        )
-        return tuple(found)
+
+        return tuple(work() if len(token_ids) <= SHORT_TOKENS else await self._tokenizing.run(work))
 
     async def _token_ids(self, request: GenerationRequest) -> tuple[int, ...]:
         if request.messages is not None:

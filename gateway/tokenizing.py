@@ -18,9 +18,12 @@ from gateway.errors import ApiError, bad_field
 
 T = TypeVar("T")
 
+SHORT_CHARS = 2048
+"""A text up to this length is tokenised at once: to hand it to a thread and back would take as much again."""
+
 
 class Tokenizing:
-    """Text to ids and back. At most ``max_waiting`` calls wait or run at once; more are answered 503."""
+    """Text to ids and back. At most ``max_waiting`` calls wait or run, short texts aside; more are answered 503."""
 
     def __init__(
         self, tokenizer: Tokenizer, template: ChatTemplate | None, threads: int = 2, max_waiting: int = 256
@@ -33,6 +36,8 @@ class Tokenizing:
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; the tokeniser's own post-processor adds BOS where the model wants one."""
+        if len(text) <= SHORT_CHARS:
+            return self._ids(text, add_special_tokens)
         return await self.run(lambda: self._ids(text, add_special_tokens))
 
     async def encode_chat(

@@ -15,7 +15,7 @@ from gateway.chat_template import ChatTemplate, ChatTemplateError, load_chat_tem
 from gateway.config import ConfigError
 from gateway.errors import ApiError
 from gateway.model import ServedModel
-from gateway.tokenizing import Tokenizing
+from gateway.tokenizing import SHORT_CHARS, Tokenizing
 from gateway.tokentext import TextOffsets, TokenText
 from tests.gateway.conftest import Open
 
@@ -131,7 +131,8 @@ async def test_a_long_text_does_not_hold_up_the_event_loop(model: ServedModel) -
 async def test_more_waiting_texts_than_the_bound_are_refused(model: ServedModel) -> None:
     tokenizing = Tokenizing(model.tokenizer, None, threads=1, max_waiting=0)
     with pytest.raises(ApiError) as refused:
-        await tokenizing.encode("ab")
+        await tokenizing.encode("a" * (SHORT_CHARS + 1))
+    assert await tokenizing.encode("ab")
     tokenizing.close()
     assert refused.value.status == 503
 
