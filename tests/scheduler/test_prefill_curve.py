@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.prefill_curve import PrefillTimes
+from scheduler.prefill_curve import LASTS, PrefillTimes
 from scheduler.profiles import H200
 from tests.calm import calm
 
@@ -110,3 +110,17 @@ def test_whatever_was_seen_more_tokens_never_take_less(samples: list[tuple[int, 
     assert min(curve.fixed_s, curve.token_s, curve.square_s) >= 0
     assert 0 < curve.seconds(0, 1000) <= curve.seconds(0, 2000) < inf
     assert times.tokens_per_s is not None
+
+
+def test_a_curve_is_fitted_anew_for_what_differs_and_after_a_while_and_not_for_what_says_the_same() -> None:
+    times = PrefillTimes()
+    times.observe(0, 1000, 10.0)
+    fitted = times.curve
+    for _ in range(LASTS - 1):
+        times.observe(0, 1000, 10.0)
+        assert times.curve is fitted
+    times.observe(0, 1000, 10.0)
+    assert times.curve is not fitted
+    fitted = times.curve
+    times.observe(0, 1000, 20.0)
+    assert times.curve is not fitted
