@@ -87,7 +87,7 @@ class RedisLink:
     async def _answer(self, call: Any) -> Any:
         try:
             async with asyncio.timeout(CALL_S):
-                found = await call
+                found = await _cancellable(call)
         except (RedisError, OSError, TimeoutError, ValueError) as error:
             self.failed += 1
             self._is(False, f"{type(error).__name__}: {' '.join(str(error).split())[:200] or 'no answer in time'}")
@@ -99,3 +99,19 @@ class RedisLink:
         if up != self.up:
             log.log(logging.INFO if up else logging.WARNING, "redis %s up=%s %s", self.where, up, why)
         self.up, self.why = up, why
+
+
+async def _cancellable(call: Any) -> Any:
+    """The call's answer. Whoever is cancelled meanwhile ends, whatever the client library makes of it.
+
+    It makes an error of a cancellation that meets a connection's end; a gateway that is to stop would wait for ever for
+    the task that went on.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
+    try:
+        return await call
+    finally:
+        if task.cancelling() > before:
+            raise asyncio.CancelledError
