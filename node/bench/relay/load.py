@@ -124,9 +124,7 @@ def _family(pid: int) -> set[int]:
     return found
 
 
-def _requests(
-    target: Target, count: int, words: int, tokens: int, *, stream: bool, distinct: bool
-) -> Sequence[bytes]:
+def _requests(target: Target, count: int, words: int, tokens: int, *, stream: bool, distinct: bool) -> Sequence[bytes]:
     if not distinct:
         return [_request(target, "", words, tokens, stream)] * count
     begins = (f"{secrets.randbelow(10**8):08d} " for _ in range(count))
