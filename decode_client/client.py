@@ -54,9 +54,7 @@ class DecodeClient:
         self._committed: OrderedDict[tuple[bytes, bytes], int] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def trust(
-        self, ticket_key: bytes, gateway: str = "", report: Callable[[FromNode], None] | None = None
-    ) -> None:
+    def trust(self, ticket_key: bytes, gateway: str = "", report: Callable[[FromNode], None] | None = None) -> None:
         """Tickets of this gateway are signed with this key from now on, and ``report`` tells it of its jobs."""
         context = self._context if report is None else replace(self._context, report=report)
         self._gateways[gateway] = _Gateway(ticket_key, context)

@@ -10,6 +10,7 @@ import resource
 import signal
 import socket
 import ssl
+import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -67,7 +68,9 @@ def followed(config: GatewayConfig, context: ssl.SSLContext) -> CertificateFiles
 class GatewayServer(uvicorn.Server):
     """uvicorn, but the first signal drains: it would close the nodes' streams, and with them every answer."""
 
-    def __init__(self, gateway: Gateway, successor: Successor | None = None, worker: Worker | None = None) -> None:
+    def __init__(
+        self, gateway: Gateway, successor: Successor | None, worker: Worker | None, early_hangup: threading.Event
+    ) -> None:
         config = gateway.config
         super().__init__(
             uvicorn.Config(
@@ -87,6 +90,7 @@ class GatewayServer(uvicorn.Server):
         )
         self._gateway = gateway
         self._successor = successor
+        self._early_hangup = early_hangup
         self._offer: Offer | None = None
         self._worker = worker
         self._exposition = None if worker is None else SharedExposition(worker, gateway.metrics.render)
@@ -163,7 +167,8 @@ class GatewayServer(uvicorn.Server):
         gc.freeze()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, self._hang_up)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+        if self._early_hangup.is_set():
+            self._hang_up()
         self._tasks.append(loop.create_task(self._gateway.follow_certificate()))
         if self._exposition is not None:
             await self._exposition.start()
@@ -212,16 +217,19 @@ def _ensure_admin(gateway: Gateway, secret: str) -> None:
 
 
 @contextlib.contextmanager
-def _hangups_wait() -> Iterator[None]:
-    """A SIGHUP that comes before the gateway can heed it, which would end the process, is heeded when it can."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+def _hangup_noted() -> Iterator[threading.Event]:
+    """A SIGHUP that comes before the gateway can heed it, which would end the process, is heeded when it can.
+
+    Noted, not blocked: what is blocked in one thread is delivered to another, and libraries have started some by then.
+    """
+    noted = threading.Event()
+    before = signal.signal(signal.SIGHUP, lambda *_: noted.set())
     try:
-        yield
+        yield noted
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGHUP, before)
 
 
-@_hangups_wait()
 def serve(config: GatewayConfig, reread: Callable[[], GatewayConfig], worker: Worker | None = None) -> None:
     """Run until a signal, or until a successor has taken over. ``reread`` gives the configuration anew.
 
@@ -229,6 +237,16 @@ def serve(config: GatewayConfig, reread: Callable[[], GatewayConfig], worker: Wo
 
     Raises ConfigError where the address, the TLS files or the handover cannot be used.
     """
+    with _hangup_noted() as early_hangup:
+        _serve(config, reread, worker, early_hangup)
+
+
+def _serve(
+    config: GatewayConfig,
+    reread: Callable[[], GatewayConfig],
+    worker: Worker | None,
+    early_hangup: threading.Event,
+) -> None:
     _allow_files(config.max_in_flight)
     gateway = open_gateway(config)
     try:
@@ -245,7 +263,7 @@ def serve(config: GatewayConfig, reread: Callable[[], GatewayConfig], worker: Wo
                 _check_port(listeners[0], config)
             own_port = listeners[-1].getsockname()[1]
             gateway.url = config.url(own_port) if worker is None else worker.url(config, own_port)
-            server = GatewayServer(gateway, successor, worker)
+            server = GatewayServer(gateway, successor, worker, early_hangup)
             try:
                 server.config.load()
             except OSError as error:  # ssl.SSLError is one

@@ -160,7 +160,8 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     of prompts to compute. It plays ``role`` since the ChangeRole of ``role_epoch``, whichever gateway gave that. Nodes
     before this version leave both None.
 
-    The node remembers ``tickets`` that were used or wait for their job, has turned away ``refused_tickets``, runs ``tasks``, and has ``files`` open.
+    The node remembers ``tickets`` that were used or wait for their job, and has turned away ``refused_tickets``. It
+    runs ``tasks``, and has ``files`` open.
     """
 
     accepting: bool

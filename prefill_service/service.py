@@ -71,9 +71,7 @@ class PrefillService:
         self._early: dict[bytes, EarlyOpen] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def trust(
-        self, ticket_key: bytes, gateway: str = "", report: Callable[[FromNode], None] | None = None
-    ) -> None:
+    def trust(self, ticket_key: bytes, gateway: str = "", report: Callable[[FromNode], None] | None = None) -> None:
         """Tickets of this gateway are signed with this key from now on, and ``report`` tells it of its jobs."""
         context = self._context if report is None else replace(self._context, report=report)
         self._gateways[gateway] = _Gateway(ticket_key, context)
@@ -101,7 +99,7 @@ class PrefillService:
     @property
     def tickets(self) -> int:
         """Tickets that must not be used again yet, and those whose jobs are still to come."""
-        self._used.forget(time.time())
+        self._used.forget(self._now())
         return len(self._used) + len(self._early)
 
     @property
