@@ -357,6 +357,7 @@ class Gateway:
     def close(self) -> None:
         """Write what is pending and let go of threads and files. Idempotent."""
         self._tokenizing.close()
+        self.kv_index.close()
         self._tracer.close()
         self._budgets.close()
         self._upstream.close()

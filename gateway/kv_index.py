@@ -46,6 +46,15 @@ class KvIndex:
         self._nodes: dict[str, Source] = {}
         self._engines: dict[str, Source] = {}
 
+    def close(self) -> None:
+        """Let go of the memory of what is known; nothing is asked afterwards.
+
+        Others may keep the gateway that it belongs to: the web framework remembers the functions behind its routes.
+        """
+        self._nodes.clear()
+        self._engines.clear()
+        self.index = PrefixIndex(1, snapshots=self.index.snapshots)
+
     @property
     def nbytes(self) -> int:
         """About what the index takes."""
