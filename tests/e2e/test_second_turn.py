@@ -105,6 +105,7 @@ async def alone_and_in_company(gemma_dir: Path, talk: list[int]) -> tuple[list[l
 
 
 @pytest.mark.gemma
+@pytest.mark.long
 def test_a_second_turn_of_6k_tokens_sends_its_increment_and_the_windows(gemma_dir: Path, tmp_path: Path) -> None:
     layout = layout_of(gemma_dir, DType.BFLOAT16)
     talk = Tokenizer.from_file(str(gemma_dir / "tokenizer.json")).encode(long_prompt(6000)).ids[:6000]

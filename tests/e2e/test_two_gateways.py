@@ -12,7 +12,7 @@ from tests.redis_server import needs_redis
 from tests.stacks import eventually, some_ids
 from tests.two_gateways import FIRST, SECOND, TwoGateways, two_gateways
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), needs_redis]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300), needs_redis]
 
 KNOWN_PROMPT = some_ids(KNOWN + 10, seed=7)
 

@@ -165,7 +165,7 @@ async def test_one_address_suffices_where_gateways_tell_of_each_other():
 
 async def test_whoever_takes_over_an_address_is_joined_while_the_one_that_leaves_is_served_to_its_end():
     async with fakes("a") as (a,), joined(a.url) as (gateways, _):
-        await a.until(lambda: a.sockets)
+        await a.until(lambda: a.sockets and gateways.joined)
         url, leaving = gateways.joined[0], a.sockets["n"]
         a.gateway_id = "b"
         await a.send("n", Leaving())
