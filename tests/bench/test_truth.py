@@ -51,7 +51,7 @@ def test_a_simulation_beyond_the_bounds_does_not_hold() -> None:
 def test_a_stack_is_profiled_replayed_and_simulated(tmp_path: Path) -> None:
     model = tiny_model("gemma3_text", tmp_path / "tiny")
     with running_stack(model, tmp_path / "logs", threshold=450) as stack:
-        found = profiled(stack, tmp_path, "--longest", "512", "--lengths", "3", "--repeats", "1", "--within", "20")
+        found = profiled(stack, tmp_path, "--longest", "512", "--lengths", "3", "--repeats", "1", "--within", "60")
         requests = trace(REQUESTS, 8.0, 1, 10, VOCAB)
         live, twin = replayed(stack, requests), simulated(found, requests, 450)
         stack.await_idle()
