@@ -6,6 +6,7 @@ planner or operator of all clusters gets traffic, stages and proposals.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from math import log2
 from statistics import median
@@ -103,22 +104,20 @@ def _traffic(recent: Sequence[Mapping[str, Any]], now: float) -> dict[str, Any]:
 
 def _lengths(recent: Sequence[Mapping[str, Any]]) -> list[dict[str, int]]:
     """How many prompts have so many uncached tokens, in bins of half an octave: [low, high) and the count."""
-    counts: dict[int, int] = {}
-    for record in recent:
-        tokens = _uncached(record["decision"])
-        if tokens is not None:
-            counts[int(2 * log2(max(tokens, 1)))] = counts.get(int(2 * log2(max(tokens, 1))), 0) + 1
+    uncached = [tokens for record in recent if (tokens := _uncached(record["decision"])) is not None]
+    counts = Counter(int(2 * log2(max(tokens, 1))) for tokens in uncached)
     if not counts:
         return []
     bins = range(min(counts), max(counts) + 1)
-    return [{"low": round(2 ** (n / 2)), "high": round(2 ** ((n + 1) / 2)), "count": counts.get(n, 0)} for n in bins]
+    return [{"low": round(2 ** (n / 2)), "high": round(2 ** ((n + 1) / 2)), "count": counts[n]} for n in bins]
 
 
 def _uncached(decision: Mapping[str, Any] | None) -> int | None:
     """What the threshold tested: the least that a local way would have computed."""
     if decision is None:
         return None
-    local = [each["compute_increment"] for each in decision["options"] if each["cluster"] in (None, "local")]
+    home = {None, *(each["name"] for each in decision["facts"]["clusters"] if each["local"])}
+    local = [each["compute_increment"] for each in decision["options"] if each["cluster"] in home]
     chosen = decision["chosen"]
     return min(local) if local else None if chosen is None else chosen["compute_increment"]
 

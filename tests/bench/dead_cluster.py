@@ -45,7 +45,8 @@ from kvcache.wire import Role
 from scheduler.budget import BudgetValues
 from scheduler.values import PolicyValues
 from tests.gateway.fakes import FakeNode, delta, finish, transfer_of
-from tests.models import CONTEXT, VOCAB, write_tokenizer
+from tests.gateway.model_files import write_model
+from tests.models import CONTEXT, VOCAB
 from tests.stacks import some_ids
 
 CHUNK = 256
@@ -289,20 +290,7 @@ def _fallbacks(records: list[dict[str, Any]]) -> dict[str, float]:
 def _model(folder: Path) -> Path:
     path = folder / "model"
     path.mkdir()
-    config = {
-        "model_type": "llama",
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "max_position_embeddings": CONTEXT,
-        "vocab_size": VOCAB,
-    }
-    (path / "config.json").write_text(json.dumps(config))
-    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
-    (path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0\0\0\0")
-    write_tokenizer(path)
+    write_model(path)
     return path
 
 
