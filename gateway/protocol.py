@@ -14,8 +14,8 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gateway.asgi import Scope
+from gateway.caller import Caller
 from gateway.errors import ApiError
-from gateway.relay.caller import Caller
 from gateway.relay.headers import lines
 from gateway.relay.relay import PATHS, Relay
 

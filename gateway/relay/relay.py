@@ -7,6 +7,7 @@ import asyncio
 from gateway.access import Access
 from gateway.admission import Admission
 from gateway.asgi import header
+from gateway.caller import Caller
 from gateway.cors import Cors
 from gateway.errors import ApiError, bad_field
 from gateway.fleet.config import DialectName
@@ -16,7 +17,6 @@ from gateway.inflight import InFlight
 from gateway.keys import Principal, Role
 from gateway.live import LiveConfig
 from gateway.relay.asked import Asked, parse, with_usage
-from gateway.relay.caller import Caller
 from gateway.relay.engines import Heads
 from gateway.relay.figures import RelayFigures
 from gateway.relay.headers import lines, to_engine, traced

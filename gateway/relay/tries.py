@@ -7,9 +7,9 @@ import logging
 import random
 from dataclasses import dataclass
 
+from gateway.caller import Caller
 from gateway.errors import ApiError
 from gateway.fleet.engine import Engine, Use
-from gateway.relay.caller import Caller
 from gateway.relay.engines import Heads, pick
 from gateway.relay.figures import RelayFigures
 from gateway.relay.passing import End, Passing, broke_off, is_error_object

@@ -1,4 +1,4 @@
-"""The client's side of one relayed request: its body in, one answer out, past ASGI and in place of uvicorn's cycle."""
+"""The client's side of a request to generate: its body in, one answer out, past ASGI in place of uvicorn's cycle."""
 
 from __future__ import annotations
 
