@@ -12,8 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway import caller
 from gateway.keys import Role
-from gateway.relay import caller, tries
+from gateway.relay import tries
 from gateway.terms import KeyLimits
 from tests.collector import collecting
 from tests.gateway.conftest import Open, Stage
