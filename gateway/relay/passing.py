@@ -37,8 +37,8 @@ class Receiver(Protocol):
     chunked: bool
     """Whether it understands chunks."""
 
-    def begin(self, status: int, headers: list[Header], length: int | None) -> None:
-        """The head of an answer; without a length ``write`` takes what is framed already."""
+    def begin(self, status: int, headers: list[Header], length: int | None) -> bytes:
+        """The head of an answer, to be written first; without a length ``write`` takes what is framed already."""
 
     def write(self, data: bytes) -> None:
         """Bytes as they go on the wire."""
@@ -78,6 +78,7 @@ class Passing:
         self._write = receiver.write
         self._loop = loop
         self._strips = strips_usage
+        self._head = b""
         self._plain = False
         self._sse = False
         self._framed = False
@@ -133,8 +134,13 @@ class Passing:
         self._to_the_end = head.length is None and not head.chunked
         self._framed = head.length is None and self._receiver.chunked
         self.first_at = self._loop.time()
-        self._receiver.begin(head.status, self.headers, head.length)
-        self._plain = self._sse and self._framed and not self._strips
+        self._head = self._receiver.begin(head.status, self.headers, head.length)
+
+    def flush(self) -> None:
+        """No more of the answer is here: its head leaves alone, unless it has left with a part of the body."""
+        if self._head:
+            self._say(b"")
+        self._plain = self._sse and self._framed and not self.held and not self._strips
 
     def on_data(self, data: bytes) -> None:
         """A part of the content. Of a stream only whole events pass, so that it can be ended with one of ours."""
@@ -156,7 +162,7 @@ class Passing:
         else:
             self._before, self._last = self._last, data
         if data:
-            self._write(_frame(data) if self._framed else data)
+            self._say(_frame(data) if self._framed else data)
 
     def on_end(self) -> None:
         """The response is whole, unless it had no end but the connection's and says itself that it is not."""
@@ -165,10 +171,8 @@ class Passing:
         elif self._to_the_end and self._sse and _DONE not in self._before + self._last:
             self._break_off(UpstreamError(Cause.CLOSED, "closed without the last event", sent=True, answered=True))
         else:
-            if self.held:
-                self._write(_frame(self.held) if self._framed else self.held)
-            if self._framed:
-                self._write(b"0\r\n\r\n")
+            rest = _frame(self.held) if self.held and self._framed else self.held
+            self._say(rest + b"0\r\n\r\n" if self._framed else rest)
             self._over(End.WHOLE)
 
     def on_failure(self, error: UpstreamError) -> None:
@@ -185,8 +189,17 @@ class Passing:
         self.error = error
         if self._sse:
             event = sse(broke_off(error).body())
-            self._write(_frame(event) + b"0\r\n\r\n" if self._framed else event)
+            self._say(_frame(event) + b"0\r\n\r\n" if self._framed else event)
+        else:
+            self._say(b"")
         self._over(End.BROKEN)
+
+    def _say(self, data: bytes) -> None:
+        """Write, and with the first words the head."""
+        if self._head:
+            data, self._head = self._head + data, b""
+        if data:
+            self._write(data)
 
     def _over(self, end: End) -> None:
         if not self.end.done():

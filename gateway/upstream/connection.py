@@ -24,6 +24,9 @@ class Sink(BodySink, Protocol):
     def on_head(self, head: ResponseHead) -> None:
         """The final status and headers."""
 
+    def flush(self) -> None:
+        """All that came together with the head was handed over, so what waits to leave with it need not wait longer."""
+
     def on_end(self) -> None:
         """The body is whole."""
 
@@ -176,6 +179,8 @@ class Connection(asyncio.Protocol):
             self._finish(reusable=not rest)
         elif rest:
             self.data_received(rest)
+        if self._sink is sink:
+            sink.flush()
 
     def _on_chunked(self, data: bytes) -> None:
         assert self._chunked is not None

@@ -100,6 +100,9 @@ class Response:
         if not self._head.done():
             self._head.set_result(None)
 
+    def flush(self) -> None:
+        """Nothing waits."""
+
     def on_chunks(self, framed: bytes) -> None:
         """Never called: chunks are taken apart."""
         raise AssertionError
