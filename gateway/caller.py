@@ -165,8 +165,11 @@ class Caller:
         way = ((b"x-prfaas-route", self.route.encode()), (b"x-prfaas-engine", engine.name.encode()))
         self.extra = [*self.extra[:1], *way]
 
-    def begin(self, status: int, headers: list[Header], length: int | None) -> None:
-        """The head of an answer. Without a length its body is chunked, or ends with the connection."""
+    def begin(self, status: int, headers: list[Header], length: int | None) -> bytes:
+        """The head of an answer, to be written now. Without a length its body is chunked, or ends with the connection.
+
+        It is handed back, so that what is there of the body can leave with it.
+        """
         self.status, self.begun = status, True
         if length is not None:
             framing = b"content-length: %d\r\n" % length
@@ -174,7 +177,7 @@ class Caller:
             framing = b"transfer-encoding: chunked\r\n"
         else:
             framing, self.keep_alive = b"", False
-        self.write(self._head(status, headers, framing))
+        return self._head(status, headers, framing)
 
     def respond(self, status: int, headers: Iterable[Header], body: bytes) -> None:
         """A whole answer."""
