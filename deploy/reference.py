@@ -22,7 +22,7 @@ from engines.protocol import (
     Token,
 )
 from engines.spec import EngineSpec
-from kvcache.blocks import PageGeometry
+from kvcache.blocks import BLOCK_TOKENS, PageGeometry
 from kvcache.checkpoints import CheckpointPolicy
 from kvcache.control import Sampling
 from kvcache.digest import kv_digest, piece_digest
@@ -30,8 +30,6 @@ from kvcache.hostpool import HostPool
 from kvcache.layout import DType
 from kvcache.layout_configs import layout_from_config, read_config
 from kvcache.plan import plan_transfer
-
-BLOCK_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ from kvcache.layout import GroupKind, GroupSpec, KVLayout
 from kvcache.plan import Piece
 
 PAGE_ALIGNMENT = 4096
+BLOCK_TOKENS = 64
+"""Of our own nodes, and so of the names in an index of what they keep; engines may have blocks of any size."""
 
 
 class PoolFull(Exception):
@@ -39,7 +41,7 @@ class PageGeometry:
     ends: bool = True
 
     @classmethod
-    def of(cls, layout: KVLayout, block_tokens: int = 64) -> PageGeometry:
+    def of(cls, layout: KVLayout, block_tokens: int = BLOCK_TOKENS) -> PageGeometry:
         """The smallest page, in multiples of 4 KiB, that holds a block of every token group.
 
         A layout of states alone uses 64 KiB pages.

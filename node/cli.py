@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from engines.protocol import EngineLost, Loading
+from kvcache.blocks import BLOCK_TOKENS
 from kvcache.checkpoints import CheckpointPolicy
 from kvcache.layout import DType
 from kvcache.logs import LogFormat, set_up_logging
@@ -22,7 +23,7 @@ from node.control import NodeRefused
 from node.engines import EMBEDDED, ENGINES, EngineChoice, engine_choice, start_engine
 from node.enrolment import enrolled
 from node.model import NodeModel
-from node.node import BLOCK_TOKENS, Node
+from node.node import Node
 from node.tiers import tier_config
 from node.topology.machine import ThisMachine
 

@@ -22,6 +22,8 @@ from node.topology.machine import ThisMachine
 from node.topology.place import parse_place, read_labels
 
 STREAM_PATH = "/v1/nodes/stream"
+CODEC_THREADS = 2
+"""That encode and decode transfers, beside the engine."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _SCHEMES = {"http": "ws", "ws": "ws", "https": "wss", "wss": "wss"}
 

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engines.process import EngineProcess
 from engines.protocol import Engine, Loading
+from engines.spec import EngineSpec
 from engines.vllm.engine import VllmEngine
 from engines.vllm.spec import VllmSpec
+from kvcache.blocks import BLOCK_TOKENS
 from kvcache.hostpool import HostPool
 from node.config import ConfigError, NodeConfig
 from node.model import NodeModel
-from node.node import BLOCK_TOKENS, StartEngine, embedded_engine
 
 EMBEDDED, VLLM = "embedded", "vllm"
 ENGINES = (EMBEDDED, VLLM)
+
+StartEngine = Callable[[HostPool], Awaitable[Engine]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ def start_engine(
 ) -> StartEngine:
     """Starts engines of this kind. Raises ConfigError for flags of vLLM that do not go together."""
     if choice.kind == EMBEDDED:
-        return embedded_engine(config, on_loading)
+        return _embedded(config, on_loading)
     assert choice.python is not None
     try:
         spec = VllmSpec(
@@ -73,6 +77,23 @@ def start_engine(
 
     async def start(pool: HostPool) -> Engine:
         return await VllmEngine.start(spec, pool, on_loading)
+
+    return start
+
+
+def _embedded(config: NodeConfig, on_loading: Callable[[Loading], None]) -> StartEngine:
+    spec = EngineSpec(
+        model_dir=config.model_dir,
+        dtype=config.dtype,
+        block_tokens=BLOCK_TOKENS,
+        chunk_tokens=config.chunk_tokens,
+        threads=config.threads,
+        max_running=config.max_running,
+        max_queue=config.max_queue,
+    )
+
+    async def start(pool: HostPool) -> Engine:
+        return await EngineProcess.start(spec, pool, on_loading)
 
     return start
 

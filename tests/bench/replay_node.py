@@ -13,15 +13,14 @@ from msgspec.structs import replace
 import node.cli
 from engines.protocol import Engine, EngineInfo, Loading
 from gateway.model import ServedModel, load_model
-from kvcache.blocks import PageGeometry
+from kvcache.blocks import BLOCK_TOKENS, PageGeometry
 from kvcache.hostpool import HostPool
 from kvcache.plan import plan_transfer
 from node.bench.kv.recording import CHUNK_TOKENS, Recording
 from node.bench.kv.replay import ReplayEngine
 from node.config import NodeConfig
-from node.engines import EngineChoice
+from node.engines import EngineChoice, StartEngine
 from node.model import NodeModel
-from node.node import BLOCK_TOKENS, StartEngine
 
 TOKENS_PER_S = 1e6
 

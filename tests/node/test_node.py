@@ -88,7 +88,7 @@ class RunningNode:
     async def _start_engine(self, pool):
         if self.refuse_start:
             raise EngineLost("refused by the test")
-        self.engines.append(FakeEngine(self.node._geometry, pool, self.node.room.pool, CHUNK))
+        self.engines.append(FakeEngine(self.node._storage.geometry, pool, self.node.room.pool, CHUNK))
         return self.engine
 
     async def __aenter__(self):
@@ -355,7 +355,7 @@ async def test_a_node_whose_certificate_was_revoked_joins_anew_when_it_starts_ag
     async with Gateway() as gateway:
         gateway.refusal = Refused(field, "no more")
         running = RunningNode(Role.PREFILL, model_dir, model, gateway)
-        running.node._renewal = Renewing()
+        running.node._credentials.renewal = Renewing()
         async with running:
             with pytest.raises(NodeRefused, match="no more"):
                 await running.task

@@ -7,13 +7,14 @@ import ssl
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from decode_client.client import DecodeClient
 from decode_client.context import ClientContext
-from kvcache.blocks import PageGeometry, PagePool
+from kvcache.blocks import BLOCK_TOKENS, PageGeometry, PagePool
 from kvcache.control import FromNode
 from kvcache.hostpool import HostPool
 from kvcache.layout import KVLayout
@@ -25,8 +26,8 @@ from kvcache.transport.ucx import OVER_TCP
 from kvcache.wire import Role
 from node.bench.kv.recording import Recording
 from node.bench.kv.replay import ReplayEngine
+from node.config import CODEC_THREADS
 from node.identity import Identity
-from node.node import BLOCK_TOKENS, CODEC_THREADS
 from node.router import FrameRouter
 from prefill_service.context import ServiceContext
 from prefill_service.service import PrefillService
@@ -81,43 +82,27 @@ class Party:
         self.pool = HostPool.create(geometry.page_bytes, subject.pages * transfers_at_once)
         self._executor = ThreadPoolExecutor(CODEC_THREADS, thread_name_prefix="kv-codec")
         room, engine = PageRoom(PagePool(self.pool.pages)), ReplayEngine(geometry, self.pool, recording)
-        self.serving = PrefillService(
-            ServiceContext(
-                node_id=self.identity.node_id,
-                incarnation=self.identity.incarnation,
-                fingerprint=subject.fingerprint,
-                chunk_tokens=subject.chunk_tokens,
-                geometry=geometry,
-                pool=self.pool,
-                room=room,
-                engine=lambda: engine,
-                executor=self._executor,
-                endpoint=lambda: self.endpoint,
-                report=report,
-            )
-        )
-        self.asking = DecodeClient(
-            ClientContext(
-                node_id=self.identity.node_id,
-                public_key=self.identity.public_key,
-                fingerprint=subject.fingerprint,
-                chunk_tokens=subject.chunk_tokens,
-                geometry=geometry,
-                pool=self.pool,
-                room=room,
-                engine=lambda: engine,
-                executor=self._executor,
-                endpoint=lambda: self.endpoint,
-                report=report,
-                tokenizer=Tokenizer(WordLevel({"": 0}, unk_token="")),
-            )
-        )
+        shared: dict[str, Any] = {
+            "node_id": self.identity.node_id,
+            "fingerprint": subject.fingerprint,
+            "chunk_tokens": subject.chunk_tokens,
+            "geometry": geometry,
+            "pool": self.pool,
+            "room": room,
+            "engine": lambda: engine,
+            "executor": self._executor,
+            "endpoint": lambda: self.endpoint,
+            "report": report,
+        }
+        self.serving = PrefillService(ServiceContext(incarnation=self.identity.incarnation, **shared))
+        no_words = Tokenizer(WordLevel({"": 0}, unk_token=""))
+        self.asking = DecodeClient(ClientContext(public_key=self.identity.public_key, tokenizer=no_words, **shared))
         self.serving.trust(ticket_key)
         self.asking.trust(ticket_key)
         me = LocalIdentity(
             self.identity.node_id, self.identity.incarnation, self.identity.key, subject.fingerprint, lambda: role
         )
-        self.endpoint = KvEndpoint(
+        self.endpoint: KvEndpoint = KvEndpoint(
             me,
             frames(self.serving, self.asking),
             dial_ssl,
