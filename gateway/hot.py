@@ -20,7 +20,6 @@ from gateway.errors import ApiError, bad_field
 from gateway.exchange import JSON, SSE, Exchange, read_json
 from gateway.inflight import InFlight
 from gateway.keys import Principal, Role
-from gateway.kv_lookup import BLOCK_TOKENS
 from gateway.life import RequestLife
 from gateway.methods import with_implied
 from gateway.openai.requests import GenerationRequest, parse_chat, parse_completion
@@ -28,6 +27,7 @@ from gateway.openai.responses import Answer
 from gateway.request_ids import request_id
 from gateway.services import Services
 from gateway.tokenizing import Tokenizing
+from kvcache.blocks import BLOCK_TOKENS
 from kvcache.chain_cache import ChainCache
 from kvcache.control import AnswerPart, Finished
 from kvcache.tracing import part

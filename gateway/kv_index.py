@@ -14,9 +14,10 @@ from collections.abc import Mapping, Sequence
 
 import xxhash
 
-from gateway.kv_lookup import BLOCK_TOKENS, Held
+from gateway.kv_lookup import Held
 from gateway.kv_source import EngineSnapshot, Figures, Snapshot, Source, WorkerSink
 from gateway.sessions import NodeLost, NodeSession
+from kvcache.blocks import BLOCK_TOKENS
 from kvcache.control import KvEvents, ReplayKvEvents
 from kvcache.engine_names import EngineNames
 from kvcache.held import OwnNames

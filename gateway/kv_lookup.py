@@ -7,9 +7,6 @@ from typing import Protocol
 
 import msgspec
 
-BLOCK_TOKENS = 64
-"""Of our own nodes, and so of the names in the index; engines may have blocks of any size."""
-
 
 class Held(msgspec.Struct, frozen=True, gc=False):
     """Of a prompt, in tokens: full-attention blocks of the first ``held`` are on a node, and prefill can resume there

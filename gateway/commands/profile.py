@@ -11,9 +11,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from gateway.commands.client import Api, gateway_options, print_json, print_table
 from gateway.commands.inputs import Finite, Unusable, check_writable
-from gateway.kv_lookup import BLOCK_TOKENS
 from gateway.measuring import Plan, Prober, Probes
 from gateway.observations import DEFAULT_BATCH, LogUnreadable, Stack, profile, records_in
+from kvcache.blocks import BLOCK_TOKENS
 from scheduler.measured import MAX_BATCH, Measured, Site, Source
 
 LEAST_PROMPT = 64

@@ -25,9 +25,9 @@ from gateway.fleet.config import DialectName
 from gateway.fleet.life import SplitLife
 from gateway.fleet.prompts import about, token_ids
 from gateway.keys import Principal
-from gateway.kv_lookup import BLOCK_TOKENS
 from gateway.openai.requests import decode_json
 from gateway.tokenizing import Tokenizing
+from kvcache.blocks import BLOCK_TOKENS
 from kvcache.chain_cache import ChainCache
 from kvcache.control import Sampling
 from scheduler.facts import RequestFacts

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gateway.kv_index import KEEP_LOST_S, KvIndex
-from gateway.kv_lookup import BLOCK_TOKENS, Held
+from gateway.kv_lookup import Held
 from gateway.sessions import NodeSession
+from kvcache.blocks import BLOCK_TOKENS
 from kvcache.control import Join, KvEvents, ModelInfo, ReplayKvEvents, ToNode, decode_to_node
 from kvcache.hashing import block_hashes
 from kvcache.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KvEvent, encode_batch

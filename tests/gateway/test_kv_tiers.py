@@ -9,8 +9,9 @@ import pytest
 
 from gateway.commands.operate import _tier
 from gateway.kv_index import KvIndex
-from gateway.kv_lookup import BLOCK_TOKENS, Held
+from gateway.kv_lookup import Held
 from gateway.tier_metrics import MAX_TIERS
+from kvcache.blocks import BLOCK_TOKENS
 from kvcache.control import KvEvents
 from kvcache.held import OwnNames
 from kvcache.kv_events import BlockRemoved, BlockStored, decode_batch

@@ -10,7 +10,7 @@ import httpx
 from click.testing import CliRunner
 
 from gateway.commands.operate import status
-from gateway.kv_lookup import BLOCK_TOKENS
+from kvcache.blocks import BLOCK_TOKENS
 from kvcache.control import Finished, GenerateJob, KvEvents, PrefillJob
 from kvcache.hashing import block_hashes
 from kvcache.kv_events import BlockStored, EventBatch, encode_batch
