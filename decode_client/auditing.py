@@ -15,8 +15,8 @@ from engines.protocol import EngineLost, PrefillCommand, PrefillFinished
 from engines.running import EngineRun
 from kvcache.blocks import Extent, PageTable
 from kvcache.chain import TokenChain
+from kvcache.control.audits import AuditKv, KvAudited
 from kvcache.kept import Block, EntryKind
-from kvcache.kv_audit import AuditKv, KvAudited
 from kvcache.layout import DType, GroupKind
 from kvcache.lease import Lease
 from kvcache.plan import plan_transfer

@@ -82,7 +82,7 @@ from gateway.traffic import TrafficMeter
 from gateway.upstream.pool import Pool
 from gateway.verification import Verification
 from gateway.waiting import WaitingRoom
-from kvcache.replicas import Leaving
+from kvcache.control.replicas import Leaving
 from kvcache.tracing import Tracer, tracer_for
 from kvcache.wire import Role
 from scheduler.budget import FallbackBudget

@@ -21,7 +21,7 @@ from gateway.audit import AuditEntry, AuditLog
 from gateway.errors import ApiError
 from gateway.registry import Registry
 from gateway.sessions import NodeLost, NodeSession
-from kvcache.kv_audit import AuditKv, KvAudited
+from kvcache.control.audits import AuditKv, KvAudited
 from scheduler.auditing import AuditValues, ClusterAudits, chosen
 
 log = logging.getLogger(__name__)

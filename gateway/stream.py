@@ -11,7 +11,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from gateway import links
+from gateway import links, stuck
 from gateway.asgi import Receive, Scope, Send
 from gateway.config import GatewayConfig
 from gateway.executors import OwnNodes
@@ -44,9 +44,9 @@ from kvcache.control import (
     TransferDone,
     Welcome,
 )
-from kvcache.kv_audit import KvAudited
-from kvcache.renewal import RenewCertificate
-from kvcache.replicas import Already, Siblings
+from kvcache.control.audits import KvAudited
+from kvcache.control.renewal import RenewCertificate
+from kvcache.control.replicas import Already, Siblings
 
 log = logging.getLogger(__name__)
 
@@ -255,6 +255,7 @@ class ControlStreams:
         if lease is not None:
             session.send(RateLease(lease))
         links.heard(self._registry, session, session.last_heard)
+        stuck.heard(self._registry, session, session.last_heard)
         self._interconnects.heard(session, session.last_heard)
 
     async def _refuse(self, send: Send, refused: Refused | Already) -> None:

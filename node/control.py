@@ -28,7 +28,7 @@ from kvcache.control import (
     Refused,
     Welcome,
 )
-from kvcache.replicas import Already, Leaving, Siblings
+from kvcache.control.replicas import Already, Leaving, Siblings
 from node.backoff import Backoff
 from node.certificate_request import is_of_a_node
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from kvcache.certificate_files import CertificateFiles
-from kvcache.renewal import CertificateIssued, RenewCertificate
+from kvcache.control.renewal import CertificateIssued, RenewCertificate
 from node.config import NodeConfig
 from node.enrolment import Enrolled
 from node.renewal import Renewal

@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from kvcache.control import FromNode, Heartbeat, Join, Order, Welcome
-from kvcache.replicas import MAX_GATEWAYS, Leaving, Siblings
+from kvcache.control.replicas import MAX_GATEWAYS, Leaving, Siblings
 from node.config import ConfigError, stream_url
 from node.control import ControlHandler, ControlStream, NodeRefused
 

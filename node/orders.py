@@ -30,8 +30,8 @@ from kvcache.control import (
     TakePrefix,
     Welcome,
 )
-from kvcache.kv_audit import AuditKv
-from kvcache.renewal import CertificateIssued
+from kvcache.control.audits import AuditKv
+from kvcache.control.renewal import CertificateIssued
 from kvcache.ticket import claimed_transfer
 from kvcache.transport import KvEndpoint
 from node.credentials import Credentials

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from kvcache.certificate_files import CertificateFiles
-from kvcache.renewal import CertificateIssued, RenewCertificate
+from kvcache.control.renewal import CertificateIssued, RenewCertificate
 from node.certificate_request import NotEnrolled
 from node.config import ConfigError
 from node.enrolment import Certificate, Enrolment

@@ -15,9 +15,9 @@ from gateway.joining.refusals import Cause, TurnedAway
 from gateway.joining.security import NO_SECURITY
 from gateway.registry import Cluster, Registry
 from kvcache.control import Join
+from kvcache.control.renewal import CertificateIssued
 from kvcache.join_token import PREFIX, JoinToken
 from kvcache.node_certificates import CertificateRequest, NodeName
-from kvcache.renewal import CertificateIssued
 
 CERTIFICATE = "prfaas.certificate"
 """Where the connection's state holds the certificate (DER) that its peer showed and TLS has checked."""

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from decode_client.auditing import KvAuditor
 from kvcache.chain import TokenChain
-from kvcache.kv_audit import AuditKv, KvAudited
+from kvcache.control.audits import AuditKv, KvAudited
 from tests.pair import FINGERPRINT, GEOMETRY, Job, Pair, pair
 
 

@@ -45,9 +45,9 @@ from kvcache.control import (
     TransferDone,
     Welcome,
 )
-from kvcache.kv_audit import AuditKv
-from kvcache.renewal import CertificateIssued
-from kvcache.replicas import Siblings
+from kvcache.control.audits import AuditKv
+from kvcache.control.renewal import CertificateIssued
+from kvcache.control.replicas import Siblings
 from kvcache.ticket import verify_ticket
 from kvcache.wire import Role
 

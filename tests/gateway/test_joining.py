@@ -37,9 +37,9 @@ from gateway.state import State
 from kvcache import control
 from kvcache.certificate_files import CertificateFiles
 from kvcache.control import Heartbeat, ModelInfo, Refused
+from kvcache.control.renewal import CertificateIssued, RenewCertificate
 from kvcache.join_token import JoinToken
 from kvcache.node_certificates import CertificateRequest, NodeName, key_pem, new_key, request_for
-from kvcache.renewal import CertificateIssued, RenewCertificate
 from kvcache.wire import Role
 from node.certificate_request import NotEnrolled
 from node.config import ConfigError as NodeConfigError

@@ -6,7 +6,7 @@ from typing import Any
 
 from gateway.keys import Role as KeyRole
 from kvcache.control import FromNode
-from kvcache.kv_audit import AuditKv, KvAudited
+from kvcache.control.audits import AuditKv, KvAudited
 from kvcache.wire import Role
 from scheduler.auditing import AuditValues
 from tests.gateway.conftest import Open, Stage

@@ -11,7 +11,7 @@ from aiohttp import WSMsgType, web
 
 from kvcache import control
 from kvcache.control import Beat, FromNode, Heartbeat, Join, Refused, ToNode, Welcome
-from kvcache.replicas import Already
+from kvcache.control.replicas import Already
 
 T = TypeVar("T")
 

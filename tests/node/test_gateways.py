@@ -6,8 +6,8 @@ import contextlib
 import pytest
 
 from kvcache.control import ChangeRole, Failed, Finished, Heartbeat, Join, ModelInfo, Refused, RoleChanged
+from kvcache.control.replicas import Leaving, Siblings
 from kvcache.layout import DType
-from kvcache.replicas import Leaving, Siblings
 from kvcache.wire import Role
 from node import config as parsing
 from node import gateways as module

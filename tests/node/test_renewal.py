@@ -12,8 +12,8 @@ import pytest
 from gateway.certificates import files
 from gateway.certificates.authority import Credential, create_root
 from kvcache.certificate_files import CertificateFiles
+from kvcache.control.renewal import CertificateIssued, RenewCertificate
 from kvcache.node_certificates import CertificateRequest, NodeName
-from kvcache.renewal import CertificateIssued, RenewCertificate
 from node import renewal
 from node.config import ConfigError
 from node.enrolment import Certificate, Enrolment

@@ -16,8 +16,8 @@ from gateway.shared.settings import parse_redis
 from gateway.terms import KeyLimits
 from kvcache import control
 from kvcache.control import ChangeRole
-from kvcache.kv_audit import KvAudited
-from kvcache.replicas import Already, Siblings
+from kvcache.control.audits import KvAudited
+from kvcache.control.replicas import Already, Siblings
 from kvcache.wire import Role
 from tests.gateway.fakes import FakeNode, never
 
