@@ -15,8 +15,9 @@ from collections.abc import Callable
 from prometheus_client import Counter, Histogram
 
 from gateway.breakers import Trial
+from gateway.clusters import ClusterState
 from gateway.failures import AttemptFailed
-from gateway.registry import ClusterState, Registry
+from gateway.registry import Registry
 from gateway.samples import Samples, see_through
 from gateway.sessions import NodeSession
 from kvcache.wire import Role

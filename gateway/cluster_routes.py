@@ -10,11 +10,12 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 
 from gateway.answers import bound, json_answer, needs, operator_of, sees, some_clusters
+from gateway.clusters import Cluster, ClusterState, Dial
 from gateway.errors import ApiError
 from gateway.joining.tokens import TOKEN_HOURS, JoinTokens
 from gateway.keys import Principal, Role
 from gateway.kv_audits import KvAudits
-from gateway.registry import Cluster, ClusterState, Dial, Registry
+from gateway.registry import Registry
 from gateway.terms import ClusterTerms
 from gateway.views import cluster_view, node_view
 from scheduler.facts import FREE, Prices

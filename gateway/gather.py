@@ -7,8 +7,9 @@ from collections.abc import Collection, Mapping
 from operator import attrgetter
 from types import MappingProxyType
 
+from gateway.clusters import Cluster, ClusterState
 from gateway.kv_lookup import Held
-from gateway.registry import Cluster, ClusterState, Registry
+from gateway.registry import Registry
 from gateway.sessions import NodeSession
 from kvcache.held import FILES
 from kvcache.wire import Role

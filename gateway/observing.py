@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from math import inf
 
-from gateway.registry import ClusterState, Registry
+from gateway.clusters import ClusterState
+from gateway.registry import Registry
 from gateway.sessions import NodeSession
 from gateway.traffic import TrafficMeter
 from kvcache.layout import KVLayout

@@ -1,19 +1,19 @@
-"""Clusters and nodes: who may join, who is here, what must agree."""
+"""Clusters and nodes: which there are, and what was learnt of them."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 
 import msgspec
 
 from gateway.breakers import Breakers
+from gateway.clusters import NO_TERMS, Cluster, ClusterState, Dial, keep, kept
 from gateway.config import NAME
 from gateway.errors import ApiError
 from gateway.joining.newcomer import Newcomer
+from gateway.joining.rules import Present
 from gateway.joining.security import NO_SECURITY, ClusterSecurity
 from gateway.sessions import NOTHING_SHOWN, NodeSession
 from gateway.state import State
@@ -28,43 +28,8 @@ from scheduler.links import LinkState
 
 log = logging.getLogger(__name__)
 
-MAX_NODES = 4096
-MAX_QUEUE = 1 << 20
 MAX_EGRESS_GBPS = 1_000_000
 _BYTES_PER_GBIT = 1e9 / 8
-
-
-NO_TERMS = ClusterTerms()
-
-
-class Dial(StrEnum):
-    """Whether a cluster's nodes accept KV connections, or only dial out."""
-
-    IN = "in"
-    OUT = "out"
-
-
-class ClusterState(StrEnum):
-    """Nodes of pending clusters wait for approval; draining ones finish what they have; removed ones may not join."""
-
-    PENDING = "pending"
-    ACTIVE = "active"
-    DRAINING = "draining"
-    REMOVED = "removed"
-
-
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """One registered cluster. ``egress_gbps`` is what all its nodes together may send KV at; 0 is no limit."""
-
-    name: str
-    local: bool
-    dial: Dial
-    state: ClusterState
-    created: float
-    egress_gbps: float = 0.0
-    terms: ClusterTerms = NO_TERMS
-    security: ClusterSecurity = NO_SECURITY
 
 
 class Registry:
@@ -87,7 +52,7 @@ class Registry:
         self._links: dict[str, LinkState] = {}
         self._outward: dict[str, LinkState] = {}
         self._accuracies: dict[str, TtftRatio] = {}
-        self._clusters = self._load()
+        self._clusters = kept(self._state, self.local_cluster)
 
     # ---- clusters
 
@@ -176,7 +141,7 @@ class Registry:
 
     def reload(self) -> None:
         """Take what the state holds of clusters now; nodes of those that are removed or revoked are dismissed."""
-        before, self._clusters = self._clusters, self._load()
+        before, self._clusters = self._clusters, kept(self._state, self.local_cluster)
         for session in self.nodes():
             was, cluster = before.get(session.join.cluster), self._clusters.get(session.join.cluster)
             if cluster is None or cluster.state is ClusterState.REMOVED:
@@ -237,7 +202,7 @@ class Registry:
             return f"{node.node_id} is in {node.join.cluster!r}; only nodes of {self.local_cluster!r} change roles"
         if not node.join.converts:
             return f"{node.node_id} is too old to change its role; restart it with the other --role"
-        other = self._unreachable(node.join, role)
+        other = self._present.unreachable(node.join, role)
         if other is not None:
             return f"{node.node_id} only dials out, and so does {other}; start one of them with --dial in"
         return None
@@ -254,7 +219,7 @@ class Registry:
 
     def admit(self, join: Join, now: float, credentials: Newcomer = NOTHING_SHOWN) -> NodeSession | Refused:
         """Take a node in, or say which field must change. A reconnect replaces the node's earlier stream."""
-        refused = self._refusal(join)
+        refused = self._present.refusal(join)
         if refused is not None:
             log.warning("join refused node=%r field=%s", join.node_id[:63], refused.field)
             return refused
@@ -273,98 +238,10 @@ class Registry:
             del self._sessions[session.node_id]
         log.info("node lost node=%s cause=%s", session.node_id, session.lost)
 
-    def _refusal(self, join: Join) -> Refused | None:
-        checks: tuple[Callable[[Join], Refused | None], ...] = (
-            self._check_identity,
-            self._check_cluster,
-            self._check_model,
-            self._check_dial,
-        )
-        return next((refused for check in checks if (refused := check(join)) is not None), None)
-
-    def _check_identity(self, join: Join) -> Refused | None:
-        if not NAME.fullmatch(join.node_id):
-            return Refused("node_id", "letters, digits, dot, dash and underscore, at most 63; choose another --node-id")
-        if not _plain(join.incarnation, 128):
-            return Refused("incarnation", "1 to 128 printable characters")
-        if not _plain(join.version, 128):
-            return Refused("version", "1 to 128 printable characters")
-        if len(join.public_key) != 32:
-            return Refused("public_key", f"an Ed25519 key has 32 bytes, got {len(join.public_key)}")
-        if not 1 <= join.max_queue <= MAX_QUEUE:
-            return Refused("max_queue", f"must be from 1 to {MAX_QUEUE}, got {join.max_queue}")
-        known = self.node(join.node_id)
-        if known is None:
-            if len(self._sessions) >= MAX_NODES:
-                return Refused("node_id", f"this gateway holds {MAX_NODES} nodes already")
-            return None
-        # Peers of a transfer know each other's incarnation and key, so these alone make no node of another cluster's.
-        if known.incarnation != join.incarnation or known.join.cluster != join.cluster:
-            return Refused("node_id", f"{join.node_id!r} is joined by another process; choose another --node-id")
-        if known.join.public_key != join.public_key:
-            return Refused("public_key", "this incarnation joined with another key")
-        return None
-
-    def _check_cluster(self, join: Join) -> Refused | None:
-        cluster = self._clusters.get(join.cluster)
-        if cluster is None or cluster.state is ClusterState.REMOVED:
-            word = "was removed" if cluster else "is not registered"
-            cure = f"register it with `prfaas clusters register {join.cluster[:63]}`"
-            return Refused("cluster", f"{join.cluster[:63]!r} {word}; {cure}")
-        if cluster.state is ClusterState.PENDING:
-            cure = f"an admin approves it with `prfaas clusters approve {cluster.name}`"
-            return Refused("cluster", f"{cluster.name!r} waits for approval; {cure}")
-        if join.role is Role.DECODE and not cluster.local:
-            return Refused("role", f"cluster {join.cluster!r} prefills; decode nodes join {self.local_cluster!r}")
-        return None
-
-    def _check_model(self, join: Join) -> Refused | None:
-        try:
-            difference = self._fingerprint.difference(Fingerprint.from_parts(join.model.fingerprint))
-        except ValueError as error:
-            return Refused("fingerprint", str(error))
-        if difference is not None:
-            return Refused(
-                f"fingerprint.{difference}", f"{difference} differs from the gateway's; serve the same model and dtype"
-            )
-        models = self._clusters[join.cluster].terms.models
-        if models and join.model.name not in models:
-            return Refused("model", f"cluster {join.cluster!r} is registered for {', '.join(models)} only")
-        if join.model.context_tokens < 2 or join.model.chunk_tokens < 1:
-            return Refused("model", "context_tokens and chunk_tokens must be positive")
-        for other in self.nodes():
-            if other.node_id == join.node_id:
-                continue
-            for field in ("chunk_tokens", "context_tokens"):
-                mine, theirs = getattr(join.model, field), getattr(other.join.model, field)
-                if mine != theirs:
-                    return Refused(field, f"{mine}, but node {other.node_id!r} has {theirs}; start both alike")
-        return None
-
-    def _check_dial(self, join: Join) -> Refused | None:
-        cluster = self._clusters[join.cluster]
-        address = join.kv_address
-        if address is not None and not (_plain(address.host, 253) and 1 <= address.port <= 65535):
-            return Refused("kv_address", "no address that a peer can dial; give --kv-advertise HOST:PORT")
-        if address is not None and not cluster.terms.reaches(address.host):
-            known = ", ".join(cluster.terms.endpoints)
-            return Refused("kv_address", f"{address.host} is not among the endpoints of {cluster.name!r} ({known})")
-        if (join.kv_address is None) != (cluster.dial is Dial.OUT) and not cluster.local:
-            word = "only dials out" if join.kv_address is None else "accepts connections"
-            return Refused(
-                "dial", f"cluster {join.cluster!r} is registered with dial: {cluster.dial}, but this node {word}"
-            )
-        other = self._unreachable(join, join.role)
-        if other is not None:
-            return Refused("dial", f"this node only dials out, and so does {other!r}; one must accept")
-        return None
-
-    def _unreachable(self, join: Join, role: Role) -> str | None:
-        """A node of the other role that this one could not exchange KV with, as neither accepts connections."""
-        if join.kv_address is not None:
-            return None
-        others = self.nodes(role=Role.DECODE if role is Role.PREFILL else Role.PREFILL)
-        return next((o.node_id for o in others if o.join.kv_address is None and o.node_id != join.node_id), None)
+    @property
+    def _present(self) -> Present:
+        joins = {session.node_id: session.join for session in self.nodes()}
+        return Present(self.local_cluster, self._fingerprint, self._clusters, joins, len(self._sessions))
 
     def _local_dialers(self) -> list[str]:
         local = self.nodes(self.local_cluster, Role.DECODE)
@@ -377,43 +254,6 @@ class Registry:
         return cluster
 
     def _set(self, cluster: Cluster) -> Cluster:
-        self._state.execute(
-            "INSERT OR REPLACE INTO clusters (name, dial, state, created, egress_gbps, terms, security) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (
-                cluster.name,
-                cluster.dial.value,
-                cluster.state.value,
-                cluster.created,
-                cluster.egress_gbps,
-                msgspec.json.encode(cluster.terms).decode(),
-                msgspec.json.encode(cluster.security).decode(),
-            ),
-        )
+        keep(self._state, cluster)
         self._clusters[cluster.name] = cluster
         return cluster
-
-    def _load(self) -> dict[str, Cluster]:
-        with self._state.reading("clusters"):
-            rows = self._state.execute("SELECT name, dial, state, created, egress_gbps, terms, security FROM clusters")
-            found = {
-                n: Cluster(n, False, Dial(d), ClusterState(s), c, e, _terms(t), _security(own))
-                for n, d, s, c, e, t, own in rows
-            }
-        kept = found.get(self.local_cluster)
-        terms, security = (NO_TERMS, NO_SECURITY) if kept is None else (kept.terms, kept.security)
-        local = Cluster(self.local_cluster, True, Dial.IN, ClusterState.ACTIVE, time.time(), 0.0, terms, security)
-        return found | {self.local_cluster: local}
-
-
-def _terms(kept: str | None) -> ClusterTerms:
-    return NO_TERMS if kept is None else msgspec.json.decode(kept, type=ClusterTerms)
-
-
-def _security(kept: str | None) -> ClusterSecurity:
-    return NO_SECURITY if kept is None else msgspec.json.decode(kept, type=ClusterSecurity)
-
-
-def _plain(text: str, most: int) -> bool:
-    """Whether a text is safe in a log line and on a terminal, and no longer than this."""
-    return 1 <= len(text) <= most and text.isprintable()

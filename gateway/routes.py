@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request, Response
 from gateway.answers import json_answer, needs
 from gateway.budgets import Budgets
 from gateway.cluster_routes import add_cluster_routes
+from gateway.clusters import Cluster
 from gateway.decision_routes import add_decision_routes
 from gateway.error_handlers import add_error_handlers
 from gateway.exchange import read_json
@@ -23,7 +24,6 @@ from gateway.metrics import CONTENT_TYPE
 from gateway.openai.requests import convert, decode_json
 from gateway.rebalance_routes import add_rebalance_routes
 from gateway.rebalancing import Rebalancing
-from gateway.registry import Cluster
 from gateway.report.gathering import ReportSource
 from gateway.report_routes import add_report_routes
 from gateway.services import Services

@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 
+from gateway.clusters import Cluster
 from gateway.keys import KeyEntry
 from gateway.kv_audits import KvAudits
 from gateway.kv_index import KvIndex
-from gateway.registry import Cluster, Registry
+from gateway.registry import Registry
 from gateway.sessions import NodeSession
 
 

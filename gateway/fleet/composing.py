@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import msgspec
 
+from gateway.clusters import ClusterState
 from gateway.dialects.errands import Errands
 from gateway.fleet.asked import Splits
 from gateway.fleet.attempt import Calls
@@ -13,7 +14,7 @@ from gateway.fleet.facts import Terms
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.health import HealthWatch
 from gateway.fleet.serving import SplitServing
-from gateway.registry import ClusterState, Registry
+from gateway.registry import Registry
 from gateway.services import Services
 from gateway.tokenizing import Tokenizing
 from gateway.upstream.pool import Pool

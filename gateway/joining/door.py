@@ -10,10 +10,11 @@ from cryptography import x509
 from gateway.access import bearer, from_this_machine
 from gateway.asgi import Scope
 from gateway.certificates.issuer import Issuer
+from gateway.clusters import Cluster
 from gateway.joining.newcomer import Newcomer
 from gateway.joining.refusals import Cause, TurnedAway
 from gateway.joining.security import NO_SECURITY
-from gateway.registry import Cluster, Registry
+from gateway.registry import Registry
 from kvcache.control import Join
 from kvcache.control.renewal import CertificateIssued
 from kvcache.join_token import PREFIX, JoinToken

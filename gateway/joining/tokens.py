@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 
 from gateway.certificates.issuer import Issuer
+from gateway.clusters import Cluster
 from gateway.errors import bad_field
-from gateway.registry import Cluster, Registry
+from gateway.registry import Registry
 from kvcache.join_token import JoinToken
 
 HOUR_S = 3600.0

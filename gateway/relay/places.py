@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from gateway.clusters import Cluster, ClusterState
 from gateway.fleet.engine import Engine
 from gateway.keys import Principal
-from gateway.registry import Cluster, ClusterState, Registry
+from gateway.registry import Registry
 from scheduler.facts import ClusterFacts, LinkFacts, RequestFacts, SizeFacts
 from scheduler.permits import may_hold
 

@@ -34,10 +34,10 @@ import httpx
 import uvicorn
 
 from gateway.app import Gateway
+from gateway.clusters import Dial
 from gateway.config import GatewayConfig
 from gateway.model import load_model
 from gateway.protocol import BoundedHttp
-from gateway.registry import Dial
 from gateway.state import State
 from kvcache.control import GenerateJob, ModelInfo, PrefillDone, PrefillJob, PrefillStarted, TransferDone
 from kvcache.layout import DType

@@ -77,7 +77,7 @@ class Stage:
         return prefill, decode
 
     def register(self, cluster: str) -> None:
-        from gateway.registry import Dial
+        from gateway.clusters import Dial
 
         self.gateway.registry.register(cluster, Dial.IN)
 

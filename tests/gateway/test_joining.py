@@ -22,6 +22,7 @@ from click.testing import CliRunner
 from gateway.app import Gateway
 from gateway.certificates import files
 from gateway.certificates.authority import create_root
+from gateway.clusters import Cluster, Dial
 from gateway.commands.certs import certs
 from gateway.config import ConfigError, GatewayConfig
 from gateway.joining.handshakes import count_refused
@@ -31,7 +32,7 @@ from gateway.joining.tokens import JoinTokens
 from gateway.keys import Role as KeyRole
 from gateway.model import ServedModel
 from gateway.protocol import BoundedHttp
-from gateway.registry import Cluster, Dial, Registry
+from gateway.registry import Registry
 from gateway.serve import followed, tls_options
 from gateway.state import State
 from kvcache import control

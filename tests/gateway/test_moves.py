@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.registry import Dial
+from gateway.clusters import Dial
 from kvcache.control import (
     Failed,
     GenerateJob,

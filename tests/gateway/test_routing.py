@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from gateway.cli import main
+from gateway.clusters import Dial
 from gateway.commands.terms import hours
-from gateway.registry import Dial
 from gateway.terms import ClusterTerms
 from kvcache.control import GenerateJob, PrefillJob
 from kvcache.wire import Role

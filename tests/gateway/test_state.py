@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from gateway import decisions as module
+from gateway.clusters import ClusterState, Dial
 from gateway.config import ConfigError, GatewayConfig
 from gateway.decisions import Decisions
 from gateway.errors import ApiError
 from gateway.keys import KeyBook, Role
 from gateway.model import ServedModel
-from gateway.registry import ClusterState, Dial, Registry
+from gateway.registry import Registry
 from gateway.serve import open_gateway
 from gateway.state import State
 from gateway.terms import ClusterTerms, KeyLimits

@@ -13,7 +13,7 @@ import pytest
 import websockets
 
 from gateway import stream
-from gateway.registry import Dial
+from gateway.clusters import Dial
 from gateway.sessions import NodeLost
 from kvcache import control
 from kvcache.control import Beat, GenerateJob, Heartbeat, Join, KvAddress, ModelInfo, PrefillJob, RateLease

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from gateway.cli import main
-from gateway.registry import Dial
+from gateway.clusters import Dial
 from gateway.terms import ClusterTerms
 from tests.gateway.fleet.conftest import DIALECTS, LONG, Pair
 

@@ -4,10 +4,11 @@ import asyncio
 
 import pytest
 
+from gateway.clusters import Dial
 from gateway.errors import ApiError
 from gateway.keys import KeyBook
 from gateway.keys import Role as KeyRole
-from gateway.registry import Dial, Registry
+from gateway.registry import Registry
 from gateway.shared.roster import Replica, Roster
 from gateway.shared.rows import SharedRows
 from gateway.state import State
@@ -56,6 +57,22 @@ async def test_what_is_said_to_one_gateway_holds_on_the_other_at_its_next_beat(l
     await a.beat()
     assert a.keys.find(secret) is None
     assert a.registry.cluster("east").state == "draining"
+
+
+async def test_who_waits_for_news_is_woken_by_a_change_and_by_nothing_older(link, model):
+    a, b = await two(link, model)
+    await b.beat()
+    _, rev = b.rows.follows
+    waiting = asyncio.create_task(b.rows.news(str(rev), 0.9))
+    done, _ = await asyncio.wait([waiting], timeout=0.1)
+    assert not done
+    async with a.rows.writing():
+        a.registry.register("east", Dial.IN)
+    began = asyncio.get_running_loop().time()
+    await waiting
+    assert asyncio.get_running_loop().time() - began < 0.5
+    await b.rows.news(str(rev), 0.9)  # the change came before it was asked
+    assert asyncio.get_running_loop().time() - began < 0.5
 
 
 async def test_who_was_revoked_or_removed_at_one_gateway_is_dismissed_by_all(link, model):

@@ -7,10 +7,10 @@ import msgspec
 import pytest
 import websockets
 
+from gateway.clusters import ClusterState
 from gateway.history import ConversionRecord, Phase
 from gateway.keys import Role as KeyRole
 from gateway.kv_audits import Served
-from gateway.registry import ClusterState
 from gateway.shared import together
 from gateway.shared.settings import parse_redis
 from gateway.terms import KeyLimits
@@ -83,6 +83,41 @@ async def test_operators_find_the_same_on_both_and_a_change_is_an_answer_late_at
     await first.until(lambda: "blue" in str(first.gateway.state.rows("tenants")))
     status = (await second.client.get("/v1/status")).json()["shared"]
     assert [one["leads"] for one in sorted(status["gateways"], key=lambda one: one["url"])] == [True, False]
+
+
+async def test_a_change_is_answered_once_it_holds_on_all_that_live(both, monkeypatch):
+    first, second = both
+    held, go_on = asyncio.Event(), asyncio.Event()
+    follow = second.gateway.shared._rows.follow
+
+    async def slow(*heard):
+        held.set()
+        await go_on.wait()
+        await follow(*heard)
+
+    monkeypatch.setattr(second.gateway.shared._rows, "follow", slow)
+    asked = asyncio.create_task(first.client.post("/v1/keys", json={"role": "client", "name": "late"}))
+    await held.wait()
+    done, _ = await asyncio.wait([asked], timeout=0.3)
+    assert not done
+    go_on.set()
+    answer = await asked
+    assert answer.status_code == 201, answer.text
+    assert second.gateway.keys.find(answer.json()["key"])
+    gone = await first.client.delete(f"/v1/keys/{answer.json()['id']}")
+    assert gone.status_code == 200, gone.text
+    assert second.gateway.keys.find(answer.json()["key"]) is None
+
+
+async def test_who_changes_something_waits_for_the_dead_no_longer_than_their_lease(both, redis):
+    first, second = both
+    for task in second.gateway.shared._tasks:
+        task.cancel()
+    began = time.monotonic()
+    made = await first.client.post("/v1/keys", json={"role": "client", "name": "late"})
+    assert made.status_code == 201, made.text
+    assert time.monotonic() - began < 4.0
+    await first.until(lambda: first.gateway.shared.gateways == 1)
 
 
 async def test_a_removed_cluster_is_removed_everywhere_and_its_nodes_are_dismissed(both):
