@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 from collections.abc import Callable
@@ -15,17 +16,32 @@ from gateway.shared.scripts import BEAT, LEAVE
 log = logging.getLogger(__name__)
 
 BEAT_S = 0.5
+"""At most so long between beats; below what a call may take, for it is one that waits for news."""
 LEASE_S = 2.5
 """How long a gateway that says nothing is taken for alive, and its lead for its own, by Redis's clock."""
 SURE_S = 2.0
 """How long after it asked a gateway that was told that it leads is sure of that, by its own clock."""
+LOOK_S = 0.01
+"""How often it is looked whether a change holds everywhere."""
 
 
 class Replica(msgspec.Struct, frozen=True):
-    """A gateway. ``url`` is where nodes reach it."""
+    """A gateway. ``url`` is where nodes reach it.
+
+    ``follows`` is what it has made its own of what operators say: Redis's life and the revision, "" for nothing yet;
+    None where it does not say so, as older ones do.
+    """
 
     id: str
     url: str
+    follows: str | None = None
+
+    def holds(self, era: str, rev: int) -> bool:
+        """Whether this revision holds there, as far as it says."""
+        if self.follows is None:
+            return True
+        its_era, _, its_rev = self.follows.partition(" ")
+        return its_era == era and int(its_rev) >= rev
 
 
 class Beat(msgspec.Struct, frozen=True):
@@ -88,6 +104,24 @@ class Roster:
         self._took(leader.decode(), int(term), asked)
         return Beat(era.decode(), rev.decode(), in_force.decode())
 
+    async def settled(self, era: str, rev: int) -> bool:
+        """Return when a revision holds on all that are alive; False where one said nothing for as long as it may live.
+
+        One that is gone counts until its lease is over. Raises RedisAway.
+        """
+        end = self._clock() + LEASE_S + BEAT_S
+        while self._clock() < end:
+            (seconds, micros), found = await self._link.together(("TIME",), ("HGETALL", self._link.key("replicas")))
+            now = int(seconds) * 1000 + int(micros) // 1000
+            try:
+                others = [one for one in _alive(found, now) if one.id != self.me.id]
+                if all(one.holds(era, rev) for one in others):
+                    return True
+            except (ValueError, msgspec.MsgspecError) as error:
+                raise RedisAway(f"Redis at {self._link.where}: what lies under this prefix is no gateway's") from error
+            await asyncio.sleep(LOOK_S)
+        return False
+
     async def leave(self) -> None:
         """This gateway goes in order. Raises RedisAway."""
         self._sure_till = float("-inf")
@@ -102,3 +136,10 @@ class Roster:
             self._sure_till = asked + SURE_S
         else:
             self._sure_till = float("-inf")
+
+
+def _alive(found: object, now: int) -> list[Replica]:
+    """Of an HGETALL of replicas, as a mapping or a flat list: those whose lease runs at ``now``, in Redis's ms."""
+    records = found.values() if isinstance(found, dict) else found[1::2] if isinstance(found, list) else ()
+    pairs = (bytes(record).split(b" ", 1) for record in records)
+    return [msgspec.json.decode(record, type=Replica) for till, record in pairs if int(till) >= now]

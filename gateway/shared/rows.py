@@ -41,6 +41,16 @@ class SharedRows:
         """Call these, too."""
         self._reload += reload
 
+    @property
+    def follows(self) -> tuple[str, int] | None:
+        """Which life of Redis, and which revision there, the state is as; None before the first."""
+        return None if self._era is None else (self._era, int(self._rev))
+
+    async def news(self, rev: str, seconds: float) -> None:
+        """Return when there is a revision above this one, or after so long. Raises RedisAway."""
+        wait = int(seconds * 1000)
+        await self._link.command("XREAD", "BLOCK", wait, "STREAMS", self._link.key("news"), f"{rev}-0")
+
     async def follow(self, era: str, rev: str) -> None:
         """What a beat found: read what changed, and first put there what this life of Redis lacks. Raises RedisAway."""
         if era == self._era and rev == self._rev:
@@ -133,7 +143,7 @@ class SharedRows:
 
     def _keys(self) -> list[str]:
         tables = [self._link.key(kind, table) for kind in ("rows", "gone") for table in OPERATOR_TABLES]
-        return [self._link.key("meta"), *tables]
+        return [self._link.key("meta"), self._link.key("news"), *tables]
 
     def _changes(self) -> list[tuple[int, str, bytes]]:
         found = []

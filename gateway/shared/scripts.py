@@ -66,14 +66,20 @@ return 1
 """
 """A replica goes in order: nobody waits until its lease is over."""
 
-WRITE = """
--- KEYS: meta, one hash of rows a table, one of removed rows a table
+_NEWS = """
+redis.pcall('XADD', KEYS[2], 'MAXLEN', '1', rev .. '-0', 'rev', rev)
+"""
+"""Whoever waits for a revision above the one that it has is woken."""
+
+WRITE = (
+    """
+-- KEYS: meta, news, one hash of rows a table, one of removed rows a table
 -- ARGV: era, revision that was read, then (table number, name, row or '') ...
 if redis.call('HGET', KEYS[1], 'era') ~= ARGV[1] then return -1 end
 if (redis.call('HGET', KEYS[1], 'rev') or '0') ~= ARGV[2] then return -1 end
-local tables = (#KEYS - 1) / 2
+local tables = (#KEYS - 2) / 2
 for i = 3, #ARGV, 3 do
-    local rows, gone = KEYS[1 + tonumber(ARGV[i])], KEYS[1 + tables + tonumber(ARGV[i])]
+    local rows, gone = KEYS[2 + tonumber(ARGV[i])], KEYS[2 + tables + tonumber(ARGV[i])]
     if ARGV[i + 2] == '' then
         redis.call('HDEL', rows, ARGV[i + 1])
         redis.call('HSET', gone, ARGV[i + 1], '')
@@ -82,23 +88,35 @@ for i = 3, #ARGV, 3 do
         redis.call('HDEL', gone, ARGV[i + 1])
     end
 end
-return redis.call('HINCRBY', KEYS[1], 'rev', 1)
+local rev = redis.call('HINCRBY', KEYS[1], 'rev', 1)
 """
+    + _NEWS
+    + """
+return rev
+"""
+)
 """Changes rows if nobody else did since they were read; the new revision, or -1."""
 
-SEED = """
+SEED = (
+    """
 -- KEYS: as of WRITE   ARGV: era, then (table number, name, row) ...
 if redis.call('HGET', KEYS[1], 'era') ~= ARGV[1] then return -1 end
-local tables, added = (#KEYS - 1) / 2, 0
+local tables, added = (#KEYS - 2) / 2, 0
 for i = 2, #ARGV, 3 do
-    local rows, gone = KEYS[1 + tonumber(ARGV[i])], KEYS[1 + tables + tonumber(ARGV[i])]
+    local rows, gone = KEYS[2 + tonumber(ARGV[i])], KEYS[2 + tables + tonumber(ARGV[i])]
     if redis.call('HEXISTS', gone, ARGV[i + 1]) == 0 then
         added = added + redis.call('HSETNX', rows, ARGV[i + 1], ARGV[i + 2])
     end
 end
-if added > 0 then redis.call('HINCRBY', KEYS[1], 'rev', 1) end
+if added > 0 then
+    local rev = redis.call('HINCRBY', KEYS[1], 'rev', 1)
+"""
+    + _NEWS
+    + """
+end
 return added
 """
+)
 """Adds rows that a gateway brings along, or that an emptied Redis has lost: what is there, or was removed, stays so."""
 
 KEEP = """

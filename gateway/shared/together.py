@@ -6,8 +6,8 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -94,8 +94,8 @@ class Together:
         self._roster.stands = False
 
     def writing(self) -> AbstractAsyncContextManager[None]:
-        """As ``SharedRows.writing``."""
-        return self._rows.writing()
+        """As ``SharedRows.writing``, and what was changed holds on every gateway that lives when it ends."""
+        return self._writing()
 
     def pass_on(self, lengths: Sequence[int], spoken: Sequence[Spoken]) -> None:
         """For the leader, by the wall clock."""
@@ -121,6 +121,17 @@ class Together:
         redis = {"up": self.link.up, "where": self.link.where, "why": self.link.why or None}
         return {"gateway": self.id, "leads": self.leadership.leads, "gateways": listed, "redis": redis}
 
+    @asynccontextmanager
+    async def _writing(self) -> AsyncIterator[None]:
+        before = self._rows.follows
+        async with self._rows.writing():
+            yield
+        follows = self._rows.follows
+        if follows is not None and follows != before:
+            with suppress(RedisAway):  # it is taken; who cannot be asked cannot be waited for
+                if not await self._roster.settled(*follows):
+                    log.warning("a gateway does not follow what operators say rev=%d", follows[1])
+
     # ---- in the background
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
@@ -137,17 +148,33 @@ class Together:
 
     async def _beats(self, parts: Parts) -> None:
         while True:
+            told, heard = self._rows.follows, None
             try:
-                await self._beat(parts)
+                heard = await self._beat(parts)
             except RedisAway as away:
                 log.debug("no beat: %s", away)  # the link says once that it is away
             except Exception:
                 log.exception("what gateways share could not be followed")
             self._lead(parts)
-            await asyncio.sleep(BEAT_S)
+            if heard is None:
+                await asyncio.sleep(BEAT_S)
+            elif self._rows.follows == told:  # else whoever made the change waits to hear that it holds here
+                await self._pause(heard)
 
-    async def _beat(self, parts: Parts) -> None:
-        threshold = parts.threshold
+    async def _pause(self, rev: str) -> None:
+        """Until the next beat is due, or another gateway changes something."""
+        loop = asyncio.get_running_loop()
+        due = loop.time() + BEAT_S
+        try:
+            await self._rows.news(rev, BEAT_S)
+        except RedisAway:
+            await asyncio.sleep(due - loop.time())
+
+    async def _beat(self, parts: Parts) -> str:
+        """Say and hear what there is; the revision that others have."""
+        threshold, follows = parts.threshold, self._rows.follows
+        said = "" if follows is None else "{} {}".format(*follows)
+        self._roster.me = msgspec.structs.replace(self._roster.me, follows=said)
         beat = await self._roster.beat(f"{threshold.tokens} {threshold.reason}")
         self._tell_siblings(parts)
         await self._rows.follow(beat.era, beat.rev)
@@ -162,6 +189,7 @@ class Together:
         else:
             _adopt(threshold, beat.threshold)
         await self.records.flush()
+        return beat.rev
 
     def _lead(self, parts: Parts) -> None:
         """Begin to lead, or stop: what another leader left in the middle ends, and what this one has under way."""

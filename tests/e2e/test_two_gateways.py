@@ -15,6 +15,8 @@ from tests.two_gateways import FIRST, SECOND, TwoGateways, two_gateways
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300), needs_redis]
 
 KNOWN_PROMPT = some_ids(KNOWN + 10, seed=7)
+LONG = 2500
+"""Tokens of a stream that goes on over several heartbeats of its node."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,7 @@ def test_nodes_that_were_told_of_one_gateway_serve_both(both: TwoGateways) -> No
 
 def test_a_killed_gateway_takes_its_own_streams_along_and_prefix_hits_stay(both: TwoGateways) -> None:
     reused(both, FIRST, KNOWN_PROMPT)
-    streams = [both.stream(name, some_ids(12, seed=n), 600) for n, name in enumerate((FIRST, SECOND, FIRST, SECOND))]
+    streams = [both.stream(name, some_ids(12, seed=n), LONG) for n, name in enumerate((FIRST, SECOND, FIRST, SECOND))]
     assert eventually(lambda: all(stream.chunks > 3 for stream in streams), 20.0), streams
     both.kill(FIRST)
     assert reused(both, SECOND, KNOWN_PROMPT) == 1.0
