@@ -41,7 +41,10 @@ _TRACED = ("codec", "raw_bytes", "wire_bytes", "transfer_s", "exposed_s", "prefi
 
 @dataclass(frozen=True, slots=True)
 class PrefillLeg:
-    """The prefill side of an attempt: where, what to send there, what may carry the KV, and the range it covers."""
+    """The prefill side of an attempt: where, what to send there, what may carry the KV, and the range it covers.
+
+    ``chunk_s`` is how long the node takes for the last chunk; 0 where that was never measured.
+    """
 
     node: NodeSession
     job: PrefillJob
@@ -50,6 +53,7 @@ class PrefillLeg:
     start: int
     stop: int
     chunk_tokens: int
+    chunk_s: float = 0.0
 
 
 class Preparation(Protocol):
@@ -135,6 +139,10 @@ class Attempt:
         try:
             if self.leg is not None:
                 self.leg.node.send(self.leg.job)
+                expected = self.option.predicted_ttft_s
+                if expected is not None:
+                    now = asyncio.get_running_loop().time()
+                    self.leg.node.progress.begin(self.transfer.hex(), expected, self.leg.chunk_s, now)
             self.decode.send(self._job)
         except NodeLost as lost:
             self._fail(not_sent(lost))
@@ -169,6 +177,7 @@ class Attempt:
             self.decode.awaited.pop(self.transfer.hex(), None)
             if not self._transferred:
                 self.leg.node.cancel(self.transfer.hex(), now)
+            self.leg.node.progress.end(self.transfer.hex(), now)
             self._computing_ended()
             self._transfer_ended()
         self._end_span()
@@ -249,9 +258,11 @@ class Attempt:
         self._on_cached(started.cached_tokens)
         if self._transferred and not self._computed and self.transfer.hex() not in self.leg.node.jobs:
             self.leg.node.linger(self.transfer.hex(), self)  # this came late; its PrefillDone is still to come
+        now = asyncio.get_running_loop().time()
+        self.leg.node.progress.moved(now)
         work = self.leg.node.prefilling.get(self.transfer.hex())
         if work is not None:
-            work.start, work.began = self._cached_tokens, asyncio.get_running_loop().time()
+            work.start, work.began = self._cached_tokens, now
 
     def _on_cached(self, tokens: int) -> None:
         """What a prefill node had of the prompt. Its word may come after that of the decode node, which is nearer."""
@@ -260,6 +271,7 @@ class Attempt:
 
     def _on_computed(self, node: NodeSession, done: PrefillDone) -> None:
         assert self.leg is not None
+        node.progress.computed(self.transfer.hex(), asyncio.get_running_loop().time())
         if "prefill_s" not in self._figures and plausible.computed(done, self.leg.stop):
             self._on_cached(done.cached_tokens)
             self._figures["prefill_s"] = done.compute_s
@@ -271,6 +283,8 @@ class Attempt:
         self._transferred = True
         now = asyncio.get_running_loop().time()
         self.leg.link.observe(done.wire_bytes, done.transfer_s, done.exposed_s, now, self.option.codec_s)
+        self.leg.node.progress.moved(now)
+        self.leg.node.progress.end(self.transfer.hex(), now)
         self._transfer_ended()
         self.leg.node.jobs.pop(self.transfer.hex(), None)
         if not self._computed:

@@ -119,7 +119,9 @@ class AttemptBuilder:
         ways = self._interconnects.order(prefill, decode, option.wire_bytes)
         job = PrefillJob(ticket, prompted.token_ids, option.codec, priority, dial, *context, transports=ways.transports)
         link = self._registry.link(prefill.join.cluster)
-        leg = PrefillLeg(prefill, job, link, ways, option.start, stop, chunk)
+        curve = prefill.speed.curve
+        chunk_s = 0.0 if curve is None else curve.seconds(max(0, stop - chunk), stop)
+        leg = PrefillLeg(prefill, job, link, ways, option.start, stop, chunk, chunk_s)
         return leg, _source(ticket, prefill, facts.quality)
 
     def _move(

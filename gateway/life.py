@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from functools import partial
 from secrets import SystemRandom
 
+from msgspec import structs
+
 from gateway import refusals
 from gateway.attempts import Attempt
 from gateway.breakers import Trial
@@ -308,9 +310,11 @@ class RequestLife:
         return item
 
     def _learn(self, attempt: Attempt, now: float) -> None:
-        """How far the prediction was off, which a fallback's is for reasons of its own."""
+        """How far the prediction was off, which that of whatever comes last at home is for reasons of its own."""
         decision, option = self._record.decisions[-1], attempt.option
-        if option.cluster is None or option.predicted_ttft_s is None or decision.reason is Reason.FALLBACK:
+        if option.cluster is None or option.predicted_ttft_s is None:
+            return
+        if decision.reason is Reason.FALLBACK or displaced(decision):
             return
         if attempt.before is not None and attempt.before.outcome != MOVED:
             return
@@ -326,7 +330,10 @@ class RequestLife:
             self._held = now, held
         if self._holds_nothing:
             held = {node: kept for node, kept in held.items() if node not in self._holds_nothing}
-        return gather(self._s.registry, self._p.facts, self._s.threshold.tokens, now, self._without, held)
+        request, waited = self._p.facts, self._turn.waited_s
+        if waited:
+            request = structs.replace(request, waited_s=waited)
+        return gather(self._s.registry, request, self._s.threshold.tokens, now, self._without, held)
 
     # ---- accounting
 

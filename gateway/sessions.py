@@ -16,6 +16,7 @@ from kvcache.quality import Quality
 from kvcache.wire import Role
 from scheduler.codec_speeds import CodecSpeeds, Work
 from scheduler.prefill_curve import PrefillTimes
+from scheduler.progress import Progress
 
 MAX_BACKLOG_BYTES = 64 << 20
 MAX_BACKLOG_MESSAGES = 4096
@@ -75,6 +76,7 @@ class NodeSession:
         self.jobs: dict[str, JobOwner] = {}
         self.awaited: dict[str, JobOwner] = {}
         self.prefilling: dict[str, Prefilling] = {}
+        self.progress = Progress()
         self.becoming: Role | None = None
         """The role that a conversion leads to; None where there is none. It gets no work meanwhile."""
         self.lost: str | None = None

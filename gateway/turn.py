@@ -48,14 +48,22 @@ class Turn:
         self._work_s = 0.0
         self._charged_s: float | None = None
         self._on_nodes: list[float] = []
-        self.waited_s = 0.0
+        self._waits_since: float | None = None
+        self._waited_s = 0.0
+
+    @property
+    def waited_s(self) -> float:
+        """How long it has waited in the queue so far."""
+        return self._waited_s + (0.0 if self._waits_since is None else self._loop.time() - self._waits_since)
 
     async def go(self, way: Way) -> None:
         """Return when the request was sent by this way. Raises ApiError."""
         decision = way.choose()
-        last = way.last or displaced(decision)
         yardstick = self._yardstick = Yardstick(decision.facts)
         work_s, p = yardstick.expected_s(self._p.expected_output), self._p
+        away = yardstick.uncached_tokens > decision.facts.threshold_tokens
+        needs = (self._engines_of, _placed_like(p.facts), away, yardstick.prefill_s > SHORT_S)
+        last = way.last or displaced(decision) or self._room.anybody_last(needs)
         self._work_s = work_s
         hopeless = decision.chosen is None and not self._waits(decision)
         if hopeless or not (self._room.anybody_before(last) or self._waits(decision)):
@@ -75,11 +83,9 @@ class Turn:
             way.start(found)
             return True
 
-        away = yardstick.uncached_tokens > decision.facts.threshold_tokens
-        needs = (self._engines_of, _placed_like(p.facts), away, yardstick.prefill_s > SHORT_S)
         order = rank(self._began, work_s, p.priority)
         entry = Waiting(p.account, work_s, len(p.token_ids), order, p.weight, needs, last)
-        before = self._loop.time()
+        before = self._waits_since = self._loop.time()
         try:
             await self._room.wait(entry, start, self._patience_s(entry))
         except ApiError:
@@ -87,7 +93,8 @@ class Turn:
                 way.refused(turned_away)
             raise
         finally:
-            self.waited_s += self._loop.time() - before
+            self._waits_since = None
+            self._waited_s += self._loop.time() - before
         self._charged_s = work_s
 
     def rank(self, last: bool) -> int:

@@ -70,6 +70,10 @@ class WaitingRoom:
         """Whether somebody waits whose turn comes before that of a newcomer."""
         return self._queue.anybody_before(last)
 
+    def anybody_last(self, needs: Hashable) -> bool:
+        """Whether one with these needs waits until nothing else can be placed; a newcomer with them joins it."""
+        return self._queue.anybody_last(needs)
+
     def send(self, account: str, work_s: float, weight: float, last: bool) -> int:
         """A request goes to nodes, with this rank in their queues; ``back`` follows."""
         return self._on_nodes.sent(account, work_s, weight, last)

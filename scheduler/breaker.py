@@ -1,7 +1,8 @@
 """Whether a backend is tried at all: a circuit breaker that opens after failures and closes again. Time is handed in.
 
 Closed: all go there. After so many failures in a row it is open: none goes there. After a while it is half-open: one at
-a time goes there, on trial; enough successes in a row close it, a failure opens it again.
+a time goes there, on trial; enough successes in a row close it, a failure opens it again. What tells more than failures
+in a row may open it, too (``trip``).
 """
 
 from __future__ import annotations
@@ -67,6 +68,12 @@ class Breaker:
             self._trial = call
         return call
 
+    def trip(self, now: float) -> None:
+        """Open at once: there is evidence that needs no row of failures."""
+        self._opened_at, self._failures, self._successes = now, 0, 0
+        self._trial = None
+        self.opened += 1
+
     def _ended(self, call: Call, epoch: int, well: bool | None, now: float) -> None:
         """Only what was begun since it last opened is news; in half-open only the one on trial."""
         if well:
@@ -82,11 +89,11 @@ class Breaker:
             if self._successes >= self.values.successes:
                 self._opened_at = None
             return
-        self._successes = 0
         self._failures += 1
         if self._opened_at is not None or self._failures >= self.values.failures:
-            self._opened_at, self._failures = now, 0
-            self.opened += 1
+            self.trip(now)
+        else:
+            self._successes = 0
 
 
 class Call:

@@ -177,7 +177,8 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
     ``chunk_tokens`` is the grid on which prefill is cut, 0 where no node has said. Of remote clusters
     ``allowed_clusters`` are permitted, None permits all; ``barred_clusters`` are not. ``regions``, unless None, are all
     that the prompt may be in, at home too. ``trusted_only`` bars remote clusters that are not trusted.
-    ``session_nodes`` served the same session before. ``whole``: it is prefilled where it is decoded.
+    ``session_nodes`` served the same session before. ``whole``: it is prefilled where it is decoded. It has waited for
+    its turn for ``waited_s``.
     """
 
     request_id: str
@@ -195,6 +196,7 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
     lora: str = ""
     session_nodes: frozenset[str] = frozenset()
     whole: bool = False
+    waited_s: float = 0.0
 
 
 class Facts(msgspec.Struct, frozen=True, gc=False):

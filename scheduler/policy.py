@@ -9,6 +9,9 @@ Three bounds, in this order: where a prompt may be at all (``permits``), which n
 permission asks for; and that a remote way is neither predicted slower than the local one nor congested. What was never
 measured cannot be compared: it is tried, by one request at a time, and so comes to be measured.
 
+What is long and stays all the same comes last at home (``admission.holding``), which no prediction knows. So a home
+that has kept it waiting and is still busy counts as slower by as much again, until a remote way is quicker after all.
+
 What a circuit breaker suspends is no way; only where all decode nodes are suspended is one taken all the same, for a
 refusal is certain and its failure is not.
 """
@@ -19,12 +22,14 @@ from collections.abc import Sequence
 
 import msgspec
 
+from scheduler.admission.holding import SHORT_S
 from scheduler.decision import Bar, Decision, Option, Reason
 from scheduler.facts import ClusterFacts, Facts, LinkFacts, PrefillNodeFacts, RouteHint
 from scheduler.moves import Source, abundant, longest
 from scheduler.options import Options
 from scheduler.permits import carries, decodes_here, may_hold
 from scheduler.picking import decode_node, prefill_node
+from scheduler.predict import wait_s
 from scheduler.values import PolicyValues
 
 
@@ -137,6 +142,9 @@ class _Case:
         return Decision(local, Reason.FALLBACK, (local,), self.facts)
 
     def _by_cost(self, here: list[Option]) -> Decision:
+        below = self._increment() <= self.facts.threshold_tokens
+        if self.request.waited_s > 0 and not below:
+            here = [self._in_vain(option) for option in here]
         local, home_s = _least(here), None
         for option in here:
             predicted = option.predicted_ttft_s
@@ -145,7 +153,6 @@ class _Case:
         remotes = self._remotes(True, home_s)
         barred = self._barred()
         options = (*here, *remotes, *barred)
-        below = self._increment() <= self.facts.threshold_tokens
         allowed = [o for o in remotes if o.allowed]
         best = _least(allowed)
         if not self.local_alive and not self.decode.prefills:
@@ -162,6 +169,19 @@ class _Case:
         if self.values.observe:
             return self._locally(local, Reason.OBSERVED, options, would=best)
         return Decision(best, Reason.HOME_BUSY if below else Reason.ABOVE_THRESHOLD, options, self.facts)
+
+    def _in_vain(self, option: Option) -> Option:
+        """A way at home, as one must think of it who has waited for it so far."""
+        node = None if option.prefill_node is None or self.local is None else self.picked[self.local.name]
+        wait = None if node is None else wait_s(node)
+        if wait is None or wait <= SHORT_S or option.predicted_ttft_s is None:
+            return option
+        waited, cost = self.request.waited_s, option.cost_s
+        return msgspec.structs.replace(
+            option,
+            predicted_ttft_s=option.predicted_ttft_s + waited,
+            cost_s=None if cost is None else cost + waited,
+        )
 
     def _bends(self, local: Option, best: Option) -> bool:
         """Whether a prompt that should stay goes all the same: somebody waits at home, and away costs less."""

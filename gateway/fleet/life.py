@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Mapping
 from secrets import SystemRandom
 from typing import Any
 
+from msgspec import structs
+
 from gateway import refusals
 from gateway.building import Prompted
 from gateway.config import FallbackPolicy
@@ -28,6 +30,7 @@ from gateway.lateness import late_after_s
 from gateway.request_record import Recorded, Route
 from gateway.turn import Turn, Way
 from kvcache.control import Finished
+from scheduler.admission.holding import displaced
 from scheduler.decision import Decision, Reason
 from scheduler.facts import Facts
 from scheduler.predict import compute_s
@@ -242,10 +245,13 @@ class SplitLife:
         if now >= looked_at + LOOK_AGAIN_S:
             held = self._s.prefixes.matches(self._p.names, now)
             self._held = now, held
+        request, waited = self._p.facts, self._turn.waited_s
+        if waited:
+            request = structs.replace(request, waited_s=waited)
         return gather(
             self._splits.calls.fleet,
             self._asked.model,
-            self._p.facts,
+            request,
             self._s.threshold.tokens,
             now,
             self._without,
@@ -261,7 +267,8 @@ class SplitLife:
             self._record.first_at = now
             self._s.metrics.ttft.labels(self.route.route).observe(now - self._record.began)
             predicted = option.predicted_ttft_s
-            if option.cluster is not None and predicted is not None and decision.reason is not Reason.FALLBACK:
+            last = decision.reason is Reason.FALLBACK or displaced(decision)
+            if option.cluster is not None and predicted is not None and not last:
                 fleet = self._splits.calls.fleet
                 applied = next(one.ttft_ratio for one in decision.facts.clusters if one.name == option.cluster)
                 fleet.accuracy(option.cluster).observe(predicted / applied, now - attempt.began, now)

@@ -7,8 +7,9 @@ less work than predicted is settled afterwards. Two that wait all the time are n
 each.
 
 Within an account the least *rank* is next: arrival + STRETCH x work + what its priority makes of it. So a request is
-overtaken only by what comes within that time after it: that is the ageing. What is marked ``last`` (fallbacks) comes
-when nothing else can be placed.
+overtaken only by what comes within that time after it: that is the ageing. What is marked ``last`` (fallbacks, and long
+prompts that only the state of the remote clusters keeps at home) comes when nothing else can be placed, in the same
+order.
 """
 
 from __future__ import annotations
@@ -105,6 +106,10 @@ class FairQueue:
         if last:
             return bool(self._numbers)
         return any(not kind for account in self._accounts.values() for kind, _ in account.lines)
+
+    def anybody_last(self, needs: Hashable) -> bool:
+        """Whether somebody waits who is marked ``last`` and has the same needs."""
+        return any((True, needs) in account.lines for account in self._accounts.values())
 
     def add(self, entry: Waiting) -> list[Waiting]:
         """Let it wait. Returns those that lost their place to it: of accounts with more than its own has.

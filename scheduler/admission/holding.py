@@ -15,6 +15,7 @@ HOLD_S = 30.0
 """Prefill that may lie on a node before long prompts wait elsewhere: still enough that a decision sees who is busy."""
 SHORT_S = 1.0
 """What takes less is never held."""
+_DISPLACED = (Reason.NO_REMOTE, Reason.BREAKER_OPEN, Reason.REMOTE_SLOWER, Reason.LINK_CONGESTED)
 
 
 def waits_for_room(decision: Decision) -> bool:
@@ -47,12 +48,12 @@ def held_back(decision: Decision) -> bool:
 
 
 def displaced(decision: Decision) -> bool:
-    """Whether it is prefilled at home only because every remote cluster that it might go to is lost.
+    """Whether it is prefilled at home only for the state of the remote clusters: lost, suspended, congested or slow.
 
-    The home was not made for such work: it comes after all other, whose nodes it may fill with no more than they can do
-    in a moment.
+    The threshold says that it belongs elsewhere, and the home was not made for such work: it comes after all other,
+    whose nodes it may fill with no more than they can do in a moment.
     """
-    if decision.reason not in (Reason.NO_REMOTE, Reason.BREAKER_OPEN):
+    if decision.reason not in _DISPLACED:
         return False
     facts = decision.facts
     return any(may_hold(facts.request, cluster) for cluster in facts.clusters if not cluster.local)
