@@ -1,15 +1,11 @@
-"""The gateway as one ASGI application: authenticate, then hand over to generation, streams of nodes, or the routes."""
+"""The gateway as one ASGI application: what its parts are to each other, and when they begin and end."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 
-import msgspec
-
-from gateway import rebalance_config
-from gateway.access import OPEN_PATHS, Access
+from gateway.access import Access
 from gateway.admission import Admission
 from gateway.admission_routes import add_admission_routes
 from gateway.affinity import Affinity
@@ -22,22 +18,17 @@ from gateway.building import AttemptBuilder
 from gateway.canary import Canary
 from gateway.certificates.issuer import Issuer
 from gateway.config import ConfigError, GatewayConfig
-from gateway.conversions import Conversions
 from gateway.cors import Cors
 from gateway.decisions import Decisions
-from gateway.errors import ApiError
-from gateway.executors import Executors, OwnNodes
-from gateway.fleet import config as fleet_config
-from gateway.fleet import reload as fleet_reload
+from gateway.entry import Entry
+from gateway.executors import OwnNodes
 from gateway.fleet.composing import split_serving
-from gateway.fleet.config import EngineConfig
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.health import HealthWatch
-from gateway.fleet.pods import PodWatch
+from gateway.fleet.listing import Listing, listed
 from gateway.fleet.routes import add_engine_routes
 from gateway.health_routes import add_health_routes
-from gateway.history import History
-from gateway.hot import ENDPOINTS, Generation
+from gateway.hot import Generation
 from gateway.interconnect import Interconnects
 from gateway.interconnect_routes import add_interconnect_routes
 from gateway.joining.door import Door
@@ -45,19 +36,17 @@ from gateway.joining.refusals import Refusals
 from gateway.joining.routes import add_joining_routes
 from gateway.joining.tokens import JoinTokens
 from gateway.keys import KeyBook
-from gateway.kubernetes_api import SERVICE_ACCOUNT, in_cluster_client
 from gateway.kv_audits import KvAudits
 from gateway.kv_index import KvIndex
 from gateway.kv_upkeep import KvUpkeep
 from gateway.live import Change, LiveConfig
-from gateway.methods import methods_at, with_implied
 from gateway.metrics import Metrics
 from gateway.model import ServedModel
-from gateway.observing import Observer
 from gateway.openapi.route import add_openapi
 from gateway.process_metrics import ProcessGauges
+from gateway.readiness import Readiness, has_room
+from gateway.rebalance_composing import long_term
 from gateway.rebalance_metrics import RebalanceGauges
-from gateway.rebalancing import Rebalancing
 from gateway.registry import Registry
 from gateway.relay.figures import RelayFigures
 from gateway.relay.places import Places
@@ -69,7 +58,6 @@ from gateway.samples import Samples
 from gateway.services import Services
 from gateway.sessions import NodeLost
 from gateway.shared.alone import Alone
-from gateway.shared.committing import changes_shared, committed
 from gateway.shared.metrics import SharedFigures
 from gateway.shared.sharing import Parts, Sharing
 from gateway.shared.together import Together
@@ -80,19 +68,14 @@ from gateway.threshold import Threshold
 from gateway.tokenizing import Tokenizing
 from gateway.traffic import TrafficMeter
 from gateway.upstream.pool import Pool
-from gateway.verification import Verification
 from gateway.waiting import WaitingRoom
 from kvcache.control.replicas import Leaving
 from kvcache.tracing import Tracer, tracer_for
-from kvcache.wire import Role
 from scheduler.budget import FallbackBudget
 from scheduler.policy import RoutingPolicy
 from scheduler.retrying import RetryBudget
-from scheduler.threshold import ThresholdFollower
 
 log = logging.getLogger(__name__)
-
-STREAM_PATH = "/v1/nodes/stream"
 
 
 class Gateway:
@@ -118,11 +101,11 @@ class Gateway:
         self.metrics.show(interconnects.transfers)
         builder = AttemptBuilder(self.registry, ticket_key, model.fingerprint.digest(), interconnects)
         threshold, meter = Threshold(config.threshold_tokens), TrafficMeter()
-        self.fleet = Fleet(_engines(config), config.local_cluster)
+        self.fleet = Fleet(listed(config), config.local_cluster)
         self._upstream = Pool()
         self._health = HealthWatch(self.fleet, self._upstream)
-        self._pods = self._pod_watch(config)
-        self.waiting = WaitingRoom(config.queue, config.queue_timeout_s, self._has_room)
+        self._listing = Listing(lambda: self.config, self.fleet, self._health)
+        self.waiting = WaitingRoom(config.queue, config.queue_timeout_s, lambda: has_room(self.registry, self.fleet))
         self.metrics.show(self.waiting.metrics)
         self.metrics.show(BreakerGauges(self.registry.breakers))
         self.metrics.show(ProcessGauges())
@@ -156,7 +139,9 @@ class Gateway:
         self.metrics.show(self.canary.seconds)
         if isinstance(self.shared, Together):
             self.metrics.show(SharedFigures(self.shared))
-        self.rebalancing = self._long_term(model, samples, own_nodes, threshold, meter)
+        self.rebalancing = long_term(
+            config, state, self.registry, model, samples, own_nodes, self.shared, threshold, meter
+        )
         self.metrics.show(RebalanceGauges(self.rebalancing))
         self._tokenizing = Tokenizing(model.tokenizer, model.template)
         self._access = Access(self.keys)
@@ -169,6 +154,8 @@ class Gateway:
         door, tokens = Door(self.registry, issuer, config.join_token), JoinTokens(self.registry, issuer)
         self.refusals = Refusals(self.audit.refused)
         self.metrics.show(self.refusals.counter)
+        in_flight = self.generation.in_flight
+        self._readiness = Readiness(self.registry, self.fleet, self.canary, self.refusals, lambda: in_flight.draining)
         self._streams = ControlStreams(
             config,
             self.registry,
@@ -202,6 +189,16 @@ class Gateway:
         add_reload_routes(self._routes, self.reload)
         add_engine_routes(self._routes, self.fleet)
         add_openapi(self._routes)
+        self._entry = Entry(
+            lambda: self.config,
+            self._access,
+            self._cors,
+            self.audit,
+            self.shared,
+            self.generation,
+            self._streams,
+            self._routes,
+        )
         self._follow(policy, threshold)
         self._parts = Parts(
             (self.keys.reload, tenants.reload, self.registry.reload),
@@ -223,28 +220,7 @@ class Gateway:
         """Read the configuration again. Raises ConfigError where nothing was changed."""
         if self.reloading is None:
             raise ConfigError("this gateway was not started by `prfaas gateway`")
-        return [*self.reloading(), *self._take_engines(_engines(self.config))]
-
-    def _take_engines(self, listed: tuple[EngineConfig, ...]) -> list[Change]:
-        """Have those that a file lists, and those in pods that have no name of theirs."""
-        names = {engine.name for engine in listed}
-        found = () if self._pods is None else self._pods.found
-        engines = (*listed, *(engine for engine in found if engine.name not in names))
-        return fleet_reload.take(self.fleet, self._health, engines)
-
-    def _pod_watch(self, config: GatewayConfig) -> PodWatch | None:
-        """What finds engines in pods, where the file asks for it. Raises ConfigError."""
-        if config.engines_file is None:
-            return None
-        selectors = fleet_config.read_pods(config.engines_file, config.local_cluster)
-        if not selectors:
-            return None
-        http = in_cluster_client()
-        return PodWatch(http, SERVICE_ACCOUNT, selectors, lambda _: self._pods_changed())
-
-    def _pods_changed(self) -> None:
-        for change in self._take_engines(_engines(self.config)):
-            log.info("engines in pods changed from=%r to=%r", change.was, change.now)
+        return [*self.reloading(), *self._listing.reload()]
 
     async def follow_certificate(self) -> None:
         """Take a certificate whose files change, until cancelled."""
@@ -298,61 +274,18 @@ class Gateway:
             self._tracer,
         )
 
-    def _long_term(
-        self, model: ServedModel, samples: Samples, own: OwnNodes, threshold: Threshold, meter: TrafficMeter
-    ) -> Rebalancing:
-        """The loop that moves nodes between prefill and decode. Raises ConfigError for a file that cannot be read."""
-        setup = rebalance_config.read(self.config.rebalance, self.config.rebalance_file)
-        leadership, history = self.shared.leadership, History(self.state)
-        conversions = Conversions(
-            self.registry,
-            Executors(own, setup.executors),
-            Verification(self.registry, samples),
-            history,
-            leadership,
-            setup.limits,
-        )
-        observer = Observer(self.registry, meter, model.layout)
-        follower = ThresholdFollower() if self.config.threshold_auto else None
-        return Rebalancing(
-            setup.settings,
-            setup.step_s,
-            observer,
-            conversions,
-            threshold,
-            history,
-            leadership,
-            follower,
-            self.shared.pass_on,
-        )
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI entry point."""
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         elif scope["type"] == "websocket":
-            await self._websocket(scope, receive, send)
+            await self._entry.websocket(scope, receive, send)
         else:
-            await self._http(scope, receive, send)
-
-    def _has_room(self) -> bool:
-        """Whether any answer more can be spoken."""
-        nodes = self.registry.nodes(self.registry.local_cluster, Role.DECODE)
-        if any(node.free_slots > 0 for node in nodes if node.accepting):
-            return True
-        now = asyncio.get_running_loop().time()
-        return any(engine.free_slots and engine.accepting(now) for engine in self.fleet.speakers)
+            await self._entry.http(scope, receive, send)
 
     def not_ready(self) -> str | None:
         """What keeps this gateway from serving, or None."""
-        if self.generation.in_flight.draining:
-            return "shutting down"
-        if not any(node.accepting for node in self.registry.nodes(self.registry.local_cluster, Role.DECODE)):
-            now = asyncio.get_running_loop().time()
-            if not any(engine.accepting(now) for engine in self.fleet.speakers):
-                return "no decode node accepts work"
-            return None
-        return self.canary.missing_proof()
+        return self._readiness.missing()
 
     def close(self) -> None:
         """Write what is pending and let go of threads and files. Idempotent."""
@@ -374,11 +307,9 @@ class Gateway:
                 self.rebalancing.start()
                 self.canary.start()
                 self._health.start()
-                if self._pods is not None:
-                    self._pods.start()
+                self._listing.start()
             else:
-                if self._pods is not None:
-                    await self._pods.stop()
+                await self._listing.stop()
                 await self._health.stop()
                 await self.canary.stop()
                 await self.rebalancing.stop()
@@ -389,61 +320,10 @@ class Gateway:
             if event["type"] == "lifespan.shutdown":
                 return
 
-    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"]
-        send = self._cors.telling(scope, send)
-        if scope["method"] == "OPTIONS":
-            await self._options(scope, send)
-            return
-        if scope["method"] == "HEAD":  # uvicorn sends no body where one is asked for
-            scope = {**scope, "method": "GET"}
-        if path not in OPEN_PATHS:
-            try:
-                principal = self._access.caller(scope)
-            except ApiError as error:
-                await _refuse(send, error)
-                return
-            endpoint = ENDPOINTS.get(path)
-            if endpoint is not None:
-                await self.generation.serve(endpoint, principal, scope, receive, send)
-                return
-            scope["prfaas.principal"] = principal
-            send = self.audit.watching(scope, principal.key_id or principal.name, send)
-        if changes_shared(scope):
-            try:
-                await committed(self._routes, self.shared, scope, receive, send, self.config.max_body_bytes)
-            except ApiError as error:
-                await _refuse(send, error)
-            return
-        await self._routes(scope, receive, send)
-
-    async def _options(self, scope: Scope, send: Send) -> None:
-        """What may be done at a path, for anybody; and what browsers ask before a page of another origin may do it."""
-        path = scope["path"]
-        methods = with_implied({"POST"}) if path in ENDPOINTS else methods_at(self._routes.routes, path)
-        if not methods:
-            await _refuse(send, ApiError(404, f"no route {path}", code="not_found"))
-            return
-        headers = [(b"allow", ", ".join(methods).encode()), *self._cors.preflight(scope, methods)]
-        await send({"type": "http.response.start", "status": 204, "headers": headers})
-        await send({"type": "http.response.body", "body": b""})
-
-    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] == STREAM_PATH:
-            await self._streams.serve(scope, receive, send)
-            return
-        await receive()
-        await send({"type": "websocket.close", "code": 1008})
-
 
 def _issuer(config: GatewayConfig) -> Issuer | None:
     """What signs certificates of nodes. Raises ConfigError for a folder that cannot be used."""
     return None if config.ca_dir is None else Issuer(config.ca_dir, config.node_certificate_s)
-
-
-def _engines(config: GatewayConfig) -> tuple[EngineConfig, ...]:
-    """Those that the operator's file lists. Raises ConfigError."""
-    return () if config.engines_file is None else fleet_config.read(config.engines_file, config.local_cluster)
 
 
 def _tracer(config: GatewayConfig) -> Tracer:
@@ -451,14 +331,3 @@ def _tracer(config: GatewayConfig) -> Tracer:
         return tracer_for(config.otlp_endpoint, "prfaas-gateway", f"{config.host}:{config.port}")
     except ValueError as error:
         raise ConfigError(f"--otlp-endpoint: {error}") from error
-
-
-async def _refuse(send: Send, error: ApiError) -> None:
-    body = msgspec.json.encode(error.body())
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        *error.headers(),
-    ]
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

@@ -120,7 +120,7 @@ class ControlStreams:
             return
         admitted = self._registry.admit(first, asyncio.get_running_loop().time(), newcomer)
         if isinstance(admitted, Refused):
-            away = TurnedAway(Cause.REFUSED, f"{admitted.field}: {admitted.reason}")
+            away = TurnedAway(Cause.REFUSED, f"{admitted.field}: {admitted.reason}", admitted.field)
             await self._turn_away(send, first, away, admitted)
             return
         await self._run(admitted, receive, send)
