@@ -31,8 +31,8 @@ from gateway.lateness import late_after_s
 from gateway.moving import MOVED
 from gateway.request_record import RequestRecord, Route
 from gateway.services import Services
-from gateway.traffic import uncached_at_home
 from gateway.turn import Turn, Way
+from gateway.uncached import uncached_at_home
 from kvcache.control import AnswerPart, Delta, Finished
 from kvcache.quality import Quality
 from kvcache.tracing import part
@@ -210,7 +210,7 @@ class RequestLife:
     def _decide(self) -> Decision:
         decision = self._policy.decide(self._facts())
         if not self._counted and not self._p.measures:
-            self._s.meter.arrived(uncached_at_home(decision, self._p.facts.prompt_tokens))
+            self._s.meter.arrived(uncached_at_home(decision.facts))
         self._counted = True
         return decision
 

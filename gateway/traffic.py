@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from scheduler.controller.ledger import Ledger, added
 from scheduler.controller.observation import Spoken
-from scheduler.decision import Decision
 
 MOST_HEARD = 1 << 12
 MOST_LENGTHS = 1 << 16
@@ -44,11 +43,3 @@ class TrafficMeter:
         lengths, self._lengths = tuple(self._lengths), []
         heard, self._heard = self._heard, []
         return lengths, added((*self._ledger.take(), *heard)) if heard else self._ledger.take()
-
-
-def uncached_at_home(decision: Decision, prompt_tokens: int) -> int:
-    """What the threshold tests: tokens to prefill at the local node that has most of the prompt cached."""
-    facts = decision.facts
-    cached = [node.cached_tokens for cluster in facts.clusters if cluster.local for node in cluster.nodes]
-    cached += [node.cached_tokens for node in facts.decode_nodes]
-    return max(0, prompt_tokens - 1 - max(cached, default=0))

@@ -12,6 +12,7 @@ from gateway.decisions import Decisions
 from gateway.history import ConversionRecord
 from gateway.rebalancing import Rebalancing
 from gateway.registry import Registry
+from gateway.uncached import KeptDecision, uncached_at_home
 from scheduler.report.conversions import Converted
 from scheduler.report.egress import Site
 from scheduler.report.latency import Goals
@@ -21,29 +22,6 @@ from scheduler.report.requests import Served, Shipment
 MOST_CONVERSIONS = 100
 MOST_PROPOSALS = 20
 BYTES_PER_GBIT = 1e9 / 8
-
-
-class _Node(msgspec.Struct, frozen=True, gc=False):
-    cached_tokens: int = 0
-
-
-class _Cluster(msgspec.Struct, frozen=True, gc=False):
-    local: bool
-    nodes: tuple[_Node, ...]
-
-
-class _Request(msgspec.Struct, frozen=True, gc=False):
-    prompt_tokens: int
-
-
-class _Facts(msgspec.Struct, frozen=True, gc=False):
-    request: _Request
-    clusters: tuple[_Cluster, ...]
-    decode_nodes: tuple[_Node, ...]
-
-
-class _Decision(msgspec.Struct, frozen=True, gc=False):
-    facts: _Facts
 
 
 class _Move(msgspec.Struct, frozen=True, gc=False):
@@ -67,7 +45,7 @@ class Kept(msgspec.Struct, frozen=True, gc=False):
     """What of a decision record a report needs."""
 
     at: float
-    decision: _Decision | None = None
+    decision: KeptDecision | None = None
     attempts: tuple[_Attempt, ...] = ()
     route: str | None = None
     fallback: bool = False
@@ -80,13 +58,11 @@ class Kept(msgspec.Struct, frozen=True, gc=False):
         if self.decision is None:
             return None
         facts = self.decision.facts
-        cached = [node.cached_tokens for cluster in facts.clusters if cluster.local for node in cluster.nodes]
-        cached += [node.cached_tokens for node in facts.decode_nodes]
         usage = self.usage
         return Served(
             at=self.at,
             prompt_tokens=facts.request.prompt_tokens,
-            uncached_tokens=max(0, facts.request.prompt_tokens - 1 - max(cached, default=0)),
+            uncached_tokens=uncached_at_home(facts),
             finished=usage is not None,
             remote=(self.route or "").startswith("remote:"),
             fallback=self.fallback,

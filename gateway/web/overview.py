@@ -7,13 +7,17 @@ planner or operator of all clusters gets traffic, stages and proposals.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from math import log2
 from statistics import median
 from typing import Any
 
+import msgspec
+
 from gateway.answers import sees
 from gateway.keys import Principal, Role
+from gateway.uncached import KeptDecision, uncached_at_home
 
 RECENT = 300
 """Requests, the newest, that routes and lengths are told of."""
@@ -104,22 +108,18 @@ def _traffic(recent: Sequence[Mapping[str, Any]], now: float) -> dict[str, Any]:
 
 def _lengths(recent: Sequence[Mapping[str, Any]]) -> list[dict[str, int]]:
     """How many prompts have so many uncached tokens, in bins of half an octave: [low, high) and the count."""
-    uncached = [tokens for record in recent if (tokens := _uncached(record["decision"])) is not None]
-    counts = Counter(int(2 * log2(max(tokens, 1))) for tokens in uncached)
+    counts = Counter(int(2 * log2(max(tokens, 1))) for tokens in _uncached(recent))
     if not counts:
         return []
     bins = range(min(counts), max(counts) + 1)
     return [{"low": round(2 ** (n / 2)), "high": round(2 ** ((n + 1) / 2)), "count": counts[n]} for n in bins]
 
 
-def _uncached(decision: Mapping[str, Any] | None) -> int | None:
-    """What the threshold tested: the least that a local way would have computed."""
-    if decision is None:
-        return None
-    home = {None, *(each["name"] for each in decision["facts"]["clusters"] if each["local"])}
-    local = [each["compute_increment"] for each in decision["options"] if each["cluster"] in home]
-    chosen = decision["chosen"]
-    return min(local) if local else None if chosen is None else chosen["compute_increment"]
+def _uncached(records: Iterable[Mapping[str, Any]]) -> Iterator[int]:
+    """Of those that a decision was made about; what another version wrote, and does not fit, is left out."""
+    for record in records:
+        with suppress(msgspec.ValidationError):
+            yield uncached_at_home(msgspec.convert(record["decision"], KeptDecision).facts)
 
 
 def _request(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,17 +22,12 @@ class Static:
     threshold_tokens: float
 
     def decide(self, facts: Facts) -> Decision:
-        """Look at nothing but the length that is not cached at home."""
-        away = uncached_at_home(facts) > self.threshold_tokens
+        """Look at nothing but the length that no local prefill node has cached."""
+        cached = (node.cached_tokens for cluster in facts.clusters if cluster.local for node in cluster.nodes)
+        away = facts.request.prompt_tokens - 1 - max(cached, default=0) > self.threshold_tokens
         hint = RouteHint.REMOTE if away else RouteHint.LOCAL
         return self.policy.decide(replace(facts, request=replace(facts.request, hint=hint)))
 
     def fall_back(self, facts: Facts) -> Decision:
         """As the policy does."""
         return self.policy.fall_back(facts)
-
-
-def uncached_at_home(facts: Facts) -> int:
-    """Tokens to prefill at the best local node."""
-    cached = [node.cached_tokens for cluster in facts.clusters if cluster.local for node in cluster.nodes]
-    return facts.request.prompt_tokens - 1 - max(cached, default=0)
