@@ -15,6 +15,7 @@ from kvcache.blocks import BLOCK_TOKENS
 from kvcache.checkpoints import CheckpointPolicy
 from kvcache.layout import DType
 from kvcache.logs import LogFormat, set_up_logging
+from kvcache.process_options import process_options
 from kvcache.transport import InsecureBind
 from kvcache.wire import Role
 from node import config as parsing
@@ -140,14 +141,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--kv-tls-cert", type=_FILE, help="PEM certificate shown to KV peers, where none comes by a token.")
 @click.option("--kv-tls-key", type=_FILE, help="PEM private key of --kv-tls-cert.")
 @click.option("--kv-tls-ca", type=_FILE, help="Root that KV peers are checked against.")
-@click.option("--otlp-endpoint", metavar="URL", help="Base URL of an OTLP/HTTP collector that gets traces.")
-@click.option(
-    "--log-format",
-    type=click.Choice([form.value for form in LogFormat]),
-    default=LogFormat.TEXT.value,
-    show_default=True,
-    help="json: one object a line, with what a line names as its fields.",
-)
+@process_options
 def node(
     role: str,
     cluster: str,

@@ -14,6 +14,7 @@ from gateway.commands.redis_options import advertised, redis_options, redis_sett
 from gateway.config import ConfigError, EngineEvents, FallbackPolicy, GatewayConfig
 from kvcache.layout import DType
 from kvcache.logs import LogFormat, set_up_logging
+from kvcache.process_options import process_options
 from kvcache.quality import Quality
 from scheduler.auditing import AuditValues
 from scheduler.breaker import BreakerValues
@@ -204,14 +205,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     metavar="ORIGIN",
     help="Let pages of this origin call the API from a browser; may be repeated.  [default: none]",
 )
-@click.option("--otlp-endpoint", metavar="URL", help="Base URL of an OTLP/HTTP collector that gets traces.")
-@click.option(
-    "--log-format",
-    type=click.Choice([form.value for form in LogFormat]),
-    default=LogFormat.TEXT.value,
-    show_default=True,
-    help="json: one object a line, with what a line names as its fields.",
-)
+@process_options
 @redis_options
 @click.pass_context
 def gateway(context: click.Context, /, log_format: str, **options: Any) -> None:
