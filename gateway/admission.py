@@ -39,10 +39,19 @@ class Admission:
         self._usages: dict[tuple[str, str], Usage] = {}
         self.outputs = ExpectedOutputs()
 
+    @property
+    def shared(self) -> bool:
+        """Whether ``prepare`` has anything to do."""
+        return self._slices is not None
+
     async def prepare(self, principal: Principal) -> None:
-        """Before ``begin``: make sure of slices of the limits. Returns at once but where nothing is left of one."""
+        """Before ``begin``: make sure of slices of the limits, and of what others know of a budget.
+
+        Returns at once but where nothing is left of a slice, or a key was quiet here.
+        """
         if self._slices is None:
             return
+        await self.budgets.prepare(principal)
         now = asyncio.get_running_loop().time()
         limited = [
             ((kind, name), usage)

@@ -145,7 +145,7 @@ class Gateway:
         self.metrics.show(RebalanceGauges(self.rebalancing))
         self._tokenizing = Tokenizing(model.tokenizer, model.template)
         self._access = Access(self.keys)
-        self._budgets = Budgets(state)
+        self._budgets = Budgets(state, self.shared.spending)
         admission = Admission(tenants, self.waiting.metrics, self._budgets, self.shared.slices)
         splits = split_serving(services, self.fleet, self._upstream, self._health, self._tokenizing)
         self.generation = Generation(services, self._tokenizing, admission, splits)
@@ -202,6 +202,7 @@ class Gateway:
         self._follow(policy, threshold)
         self._parts = Parts(
             (self.keys.reload, tenants.reload, self.registry.reload),
+            lambda: self._budgets.keep_only([entry.id for entry in self.keys.entries()]),
             self.decisions,
             self.rebalancing.history,
             self.rebalancing.conversions,
@@ -315,6 +316,7 @@ class Gateway:
                 await self.rebalancing.stop()
                 await self._kv_upkeep.stop()
                 await self._audits.stop()
+                await self._budgets.stop()
                 await self.shared.stop()
             await send({"type": f"{event['type']}.complete"})
             if event["type"] == "lifespan.shutdown":

@@ -83,7 +83,9 @@ def add_key_routes(api: FastAPI, keys: KeyBook, budgets: Budgets, body_of: BodyO
 
     @api.get("/v1/keys", dependencies=admins)
     async def list_keys() -> Response:
-        return json_answer({"keys": [seen(entry) for entry in keys.entries()]})
+        listed = keys.entries()
+        await budgets.hear([one.id for one in listed if one.principal.limits.token_budget is not None])
+        return json_answer({"keys": [seen(entry) for entry in listed]})
 
     @api.post("/v1/keys", dependencies=admins)
     async def create_key(request: Request) -> Response:
@@ -95,7 +97,9 @@ def add_key_routes(api: FastAPI, keys: KeyBook, budgets: Budgets, body_of: BodyO
 
     @api.get("/v1/keys/{key_id}", dependencies=admins)
     async def one_key(key_id: str) -> Response:
-        return json_answer(seen(found(key_id)))
+        entry = found(key_id)
+        await budgets.hear([key_id])
+        return json_answer(seen(entry))
 
     @api.patch("/v1/keys/{key_id}", dependencies=admins)
     async def change_key(key_id: str, request: Request) -> Response:

@@ -17,6 +17,7 @@ class Alone:
     """``Sharing`` without others."""
 
     slices = None
+    spending = None
     trouble = None
 
     def __init__(self, state: State) -> None:

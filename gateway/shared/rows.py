@@ -32,6 +32,7 @@ class SharedRows:
         self._link = link
         self._state = state
         self._reload = list(reload)
+        self._held: list[Callable[[], None]] = []
         self._known: dict[str, Rows] = {}
         self._era: str | None = None
         self._rev = ""
@@ -50,6 +51,10 @@ class SharedRows:
         """Return when there is a revision above this one, or after so long. Raises RedisAway."""
         wait = int(seconds * 1000)
         await self._link.command("XREAD", "BLOCK", wait, "STREAMS", self._link.key("news"), f"{rev}-0")
+
+    def when_held(self, told: Callable[[], None]) -> None:
+        """Call this whenever rows have changed and the change cannot be taken back any more."""
+        self._held.append(told)
 
     async def follow(self, era: str, rev: str) -> None:
         """What a beat found: read what changed, and first put there what this life of Redis lacks. Raises RedisAway."""
@@ -101,6 +106,8 @@ class SharedRows:
                     409, "another gateway changed something at the same time; try again", code="changed_meanwhile"
                 )
             self._known = self._local()
+            if changes:
+                self._tell_held()
 
     async def _read(self) -> None:
         """Make the state what Redis holds. Raises RedisAway."""
@@ -166,6 +173,11 @@ class SharedRows:
             self._state.replace_rows(table, rows)
         for reload in self._reload:
             reload()
+        self._tell_held()
+
+    def _tell_held(self) -> None:
+        for told in self._held:
+            told()
 
 
 def _rows(flat: object) -> Rows:

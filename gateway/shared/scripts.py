@@ -201,3 +201,21 @@ Who needs little gets that, and what nobody needs is divided evenly; where there
 an even part have as much as each other. A slice grows only as far as others have given theirs back, and slots in use
 count until they are free.
 """
+
+SPEND = """
+-- KEYS: totals by key, the number that this gateway said last
+-- ARGV: number, seconds that it is remembered, then per key: id, total known, tokens to add ...
+local seen = tonumber(redis.call('GET', KEYS[2]) or '0')
+local fresh = tonumber(ARGV[1]) > seen
+if fresh then redis.call('SET', KEYS[2], ARGV[1], 'EX', ARGV[2]) end
+local totals = {}
+for i = 3, #ARGV, 3 do
+    local before = tonumber(redis.call('HGET', KEYS[1], ARGV[i]) or '0')
+    local total = math.max(before, tonumber(ARGV[i + 1]))
+    if fresh then total = total + tonumber(ARGV[i + 2]) end
+    if total > before then redis.call('HSET', KEYS[1], ARGV[i], string.format('%.0f', total)) end
+    totals[#totals + 1] = total
+end
+return totals
+"""
+"""Adds to what keys have used, once for each number, and tells what it is then."""

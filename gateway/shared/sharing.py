@@ -12,6 +12,7 @@ from gateway.decisions import Decisions
 from gateway.history import History
 from gateway.leadership import Leadership
 from gateway.shared.slices import Slices
+from gateway.shared.spending import Spending
 from gateway.threshold import Threshold
 from gateway.traffic import TrafficMeter
 from scheduler.controller.observation import Spoken
@@ -21,11 +22,12 @@ from scheduler.controller.observation import Spoken
 class Parts:
     """What of a gateway is kept the same on all of them.
 
-    ``reload`` are called when what operators said has changed; ``siblings`` gets the others' URLs whenever these do.
-    ``role_epoch`` is the newest that a node here has obeyed.
+    ``reload`` are called when what operators said has changed, ``keys_held`` once that cannot be taken back any more;
+    ``siblings`` gets the others' URLs whenever these do. ``role_epoch`` is the newest that a node here has obeyed.
     """
 
     reload: Sequence[Callable[[], None]]
+    keys_held: Callable[[], None]
     decisions: Decisions
     history: History
     conversions: Conversions
@@ -47,6 +49,10 @@ class Sharing(Protocol):
     @property
     def slices(self) -> Slices | None:
         """Who divides limits; None where they are this gateway's alone."""
+
+    @property
+    def spending(self) -> Spending | None:
+        """Where budgets are counted; None where that is this gateway's state alone."""
 
     @property
     def trouble(self) -> str | None:

@@ -20,6 +20,7 @@ from gateway.shared.rows import SharedRows
 from gateway.shared.settings import RedisSettings
 from gateway.shared.sharing import Parts
 from gateway.shared.slices import Slices
+from gateway.shared.spending import Spending
 from gateway.state import State
 from scheduler.controller.observation import Spoken
 
@@ -44,6 +45,7 @@ class Together:
         self._roster = Roster(self.link, Replica(self.id, ""), self._least_term)
         self.leadership = SharedLeadership(self._roster, state.keep_role_epoch)
         self.slices = Slices(self.link, self.id, lambda: len(self._roster.replicas))
+        self.spending = Spending(self.link, self.id)
         self.records = SharedRecords(self.link, self.id)
         self._rows = SharedRows(self.link, state)
         self._siblings: tuple[str, ...] = ()
@@ -71,6 +73,7 @@ class Together:
         self._roster.me = msgspec.structs.replace(self._roster.me, url=url)
         self._parts = parts
         self._rows.tell(*parts.reload)
+        self._rows.when_held(parts.keys_held)
         parts.decisions.on_added = self.records.decided
         parts.history.on_kept = self.records.logged
         for work in (self._beats(parts), self.slices.run()):

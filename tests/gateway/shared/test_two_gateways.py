@@ -163,6 +163,31 @@ async def test_revoked_credentials_are_dismissed_by_both(both):
         await FakeNode(second.url, "p", Role.PREFILL, second.info, cluster="east", token=token).start()
 
 
+async def test_a_budget_is_one_over_both_and_stays_where_its_key_could_not_be_revoked(both, redis):
+    first, second = both
+    await node_of_both(first, second, "d", Role.DECODE)
+    made = await first.client.post("/v1/keys", json={"role": "client", "token_budget": 8})
+    key, path = made.json()["key"], f"/v1/keys/{made.json()['id']}"
+    used = (await served(first, key)).json()["usage"]["total_tokens"]
+    assert used >= 8
+    await second.until(lambda: first.gateway._budgets._unwritten == {})
+    refused = await served(second, key)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "insufficient_quota")
+    assert (await second.client.get(path)).json()["tokens_used"] == used
+    redis.kill()
+    assert (await first.client.delete(path)).status_code == 503
+    redis.restart()
+    await first.until(lambda: first.gateway.shared.link.up)
+    assert (await served(first, key)).status_code == 429
+    for _ in range(100):
+        gone = await first.client.delete(path)
+        if gone.status_code == 200:
+            break
+        await asyncio.sleep(0.05)
+    for one in both:
+        await one.until(lambda one=one: one.gateway.state.execute("SELECT * FROM counters WHERE name LIKE 'b%'") == [])
+
+
 async def test_limits_of_a_key_hold_over_both(both):
     first, second = both
     await node_of_both(first, second, "d", Role.DECODE, on_generate=never)
