@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 
@@ -22,6 +23,8 @@ from kvcache.lease import Lease
 from kvcache.plan import plan_transfer
 from kvcache.quality import Quality
 from kvcache.threadwork import ThreadWork
+
+log = logging.getLogger(__name__)
 
 AUDIT_PRIORITY = 1 << 30
 """Behind everything else that the engine has to do."""
@@ -66,6 +69,9 @@ class KvAuditor:
             result = KvAudited(order.audit, cause="late")
         except EngineLost:
             result = KvAudited(order.audit, cause="engine_lost")
+        except Exception as error:  # whoever asked waits for a word
+            log.error("audit broke audit=%s", order.audit, exc_info=error)
+            result = KvAudited(order.audit, cause="broken")
         report(result)
 
     async def _audited(self, order: AuditKv) -> KvAudited:
@@ -79,30 +85,38 @@ class KvAuditor:
         tokens = count * context.geometry.block_tokens
         if not tokens:
             return KvAudited(order.audit, cause="gone")
-        owner, given_up = f"audit {order.audit}", asyncio.Event()
-        lease = cache.lease(chain.hashes, tokens, Quality.EXACT, resume=False, revoked=given_up.set)
-        pages = context.room.take_spare(owner, context.geometry.pages_for(0, tokens))
-        if lease is None or pages is None:
-            if lease is not None:
-                lease.release()
-            return KvAudited(order.audit, cause="no_room")
-        work = ThreadWork(context.executor)
-        command = PrefillCommand(
-            order.audit, order.token_ids[:tokens], 0, tokens, pages, AUDIT_PRIORITY, salt=order.salt
-        )
-        run = EngineRun(engine, command, lambda event: None)
+        with contextlib.ExitStack() as held:
+            given_up = asyncio.Event()
+            lease = cache.lease(chain.hashes, tokens, Quality.EXACT, resume=False, revoked=given_up.set)
+            if lease is None:
+                return KvAudited(order.audit, cause="gone")
+            held.callback(lease.release)
+            owner = f"audit {order.audit}"
+            pages = context.room.take_spare(owner, context.geometry.pages_for(0, tokens))
+            if pages is None:
+                return KvAudited(order.audit, cause="no_room")
+            held.callback(context.room.release, owner)
+            command = PrefillCommand(
+                order.audit, order.token_ids[:tokens], 0, tokens, pages, AUDIT_PRIORITY, salt=order.salt
+            )
+            return await self._computed(EngineRun(engine, command, lambda event: None), command, lease, given_up)
+
+    async def _computed(
+        self, run: EngineRun, command: PrefillCommand, lease: Lease, given_up: asyncio.Event
+    ) -> KvAudited:
+        """Compare what the run makes with what is kept, unless others need its room before."""
+        audit, tokens = command.job, command.stop
+        work = ThreadWork(self._context.executor)
         try:
             if not isinstance(await _unless(given_up, run), PrefillFinished) or lease.gone:
-                return KvAudited(order.audit, cause="no_room" if given_up.is_set() else "not_computed")
-            table = context.geometry.table(0, tokens, pages)
+                return KvAudited(audit, cause="no_room" if given_up.is_set() else "not_computed")
+            table = self._context.geometry.table(0, tokens, command.pages)
             error = await work.start(self._compared, table, lease)
             # What was evicted meanwhile may have been read as somebody else's bytes.
-            return KvAudited(order.audit, cause="no_room") if lease.gone else KvAudited(order.audit, tokens, error)
+            return KvAudited(audit, cause="no_room") if lease.gone else KvAudited(audit, tokens, error)
         finally:
-            await run.stop(context.limits.engine_patience_s)
+            await run.stop(self._context.limits.engine_patience_s)
             await work.settle()
-            lease.release()
-            context.room.release(owner)
 
     def _compared(self, table: PageTable, lease: Lease) -> float:
         """The greatest relative error over the tensors of the FULL groups; in a thread."""

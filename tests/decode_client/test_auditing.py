@@ -97,3 +97,21 @@ async def test_without_an_engine_nothing_is_compared(tokenizer: Tokenizer) -> No
         both.decode.engine_present = False
         assert (await audit(both, job)).cause == "engine_lost"
         both.decode.engine_present = True
+
+
+@pytest.mark.parametrize("broken", ["comparing", "submitting"])
+async def test_an_audit_that_breaks_is_answered_said_once_and_holds_nothing(
+    tokenizer: Tokenizer, broken: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def breaks(*_: object) -> None:
+        raise ValueError("as nobody thought it would")
+
+    async with pair(tokenizer) as both:
+        job, auditor = await fetched(both), KvAuditor(both.decode.asking._context)
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                *((auditor, "_compared") if broken == "comparing" else (both.decode.engine, "submit")), breaks
+            )
+            assert await audit(both, job, auditor) == KvAudited("a", cause="broken")
+        assert [record.levelname for record in caplog.records if "audit" in record.message] == ["ERROR"]
+        assert (await audit(both, job)).tokens == 256
