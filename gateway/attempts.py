@@ -31,6 +31,7 @@ from kvcache.control import (
 )
 from kvcache.quality import Quality
 from kvcache.tracing import NO_SPAN, Span
+from scheduler.admission.node_order import LAST
 from scheduler.decision import Option
 from scheduler.links import LinkState
 
@@ -43,7 +44,8 @@ _TRACED = ("codec", "raw_bytes", "wire_bytes", "transfer_s", "exposed_s", "prefi
 class PrefillLeg:
     """The prefill side of an attempt: where, what to send there, what may carry the KV, and the range it covers.
 
-    ``chunk_s`` is how long the node takes for the last chunk; 0 where that was never measured.
+    It should take ``expected_s`` once its turn has come, None where that was never measured, and ``chunk_s`` of that
+    for the last chunk.
     """
 
     node: NodeSession
@@ -53,6 +55,7 @@ class PrefillLeg:
     start: int
     stop: int
     chunk_tokens: int
+    expected_s: float | None = None
     chunk_s: float = 0.0
 
 
@@ -127,7 +130,8 @@ class Attempt:
         if self.leg is not None:
             self.decode.awaited[self.transfer.hex()] = self
             self.leg.node.jobs[self.transfer.hex()] = self
-            self.leg.node.prefilling[self.transfer.hex()] = Prefilling(self.option.cached_tokens, self.leg.stop)
+            work = Prefilling(self.option.cached_tokens, self.leg.stop, last=self.leg.job.priority >= LAST)
+            self.leg.node.prefilling[self.transfer.hex()] = work
             self._queued_bytes = self.option.wire_bytes
             self.leg.link.started(self._queued_bytes)
         if self.before is None:
@@ -139,10 +143,9 @@ class Attempt:
         try:
             if self.leg is not None:
                 self.leg.node.send(self.leg.job)
-                expected = self.option.predicted_ttft_s
-                if expected is not None:
+                if self.leg.expected_s is not None:
                     now = asyncio.get_running_loop().time()
-                    self.leg.node.progress.begin(self.transfer.hex(), expected, self.leg.chunk_s, now)
+                    self.leg.node.progress.begin(self.transfer.hex(), self.leg.expected_s, self.leg.chunk_s, now)
             self.decode.send(self._job)
         except NodeLost as lost:
             self._fail(not_sent(lost))

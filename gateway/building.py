@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass
 
@@ -119,9 +120,7 @@ class AttemptBuilder:
         ways = self._interconnects.order(prefill, decode, option.wire_bytes)
         job = PrefillJob(ticket, prompted.token_ids, option.codec, priority, dial, *context, transports=ways.transports)
         link = self._registry.link(prefill.join.cluster)
-        curve = prefill.speed.curve
-        chunk_s = 0.0 if curve is None else curve.seconds(max(0, stop - chunk), stop)
-        leg = PrefillLeg(prefill, job, link, ways, option.start, stop, chunk, chunk_s)
+        leg = PrefillLeg(prefill, job, link, ways, option.start, stop, chunk, *_expected(prefill, option, stop, chunk))
         return leg, _source(ticket, prefill, facts.quality)
 
     def _move(
@@ -181,6 +180,18 @@ def _span(prompted: Prompted, option: Option, number: int) -> Span:
     names = {"cluster": option.cluster, "prefill_node": option.prefill_node, "decode_node": option.decode_node}
     attributes: dict[str, str | int] = {f"prfaas.{name}": value for name, value in names.items() if value is not None}
     return prompted.span.child("attempt", attributes | {"prfaas.attempt": number})
+
+
+def _expected(prefill: NodeSession, option: Option, stop: int, chunk: int) -> tuple[float | None, float]:
+    """How long the job takes there once its turn has come, with what of its prompt must be read first; and a chunk.
+
+    What is predicted of it less what was sent there from here before: only that gives signs to this gateway.
+    """
+    curve, predicted = prefill.speed.curve, option.predicted_ttft_s
+    if curve is None or predicted is None:
+        return None, 0.0
+    before = prefill.sent_s(asyncio.get_running_loop().time(), last=False)
+    return max(curve.seconds(option.cached_tokens, stop), predicted - before), curve.seconds(max(0, stop - chunk), stop)
 
 
 def _dial(source: NodeSession, target: NodeSession) -> KvPeer | None:

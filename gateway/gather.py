@@ -117,6 +117,7 @@ def _prefiller(
         dialable=node.join.kv_address is not None,
         suspended=suspended,
         reload_s=_reload_s(node, request, held),
+        last_s=node.sent_s(now, last=True),
     )
 
 

@@ -28,11 +28,15 @@ MAX_CODEC_CHARS = 256
 
 @dataclass(slots=True)
 class Prefilling:
-    """A prefill that was sent to a node: tokens [start, stop), and when it was begun there, None while it waits."""
+    """A prefill that was sent to a node: tokens [start, stop), and when it was begun there, None while it waits.
+
+    ``last``: it comes after all that is not.
+    """
 
     start: int
     stop: int
     began: float | None = None
+    last: bool = False
 
 
 NOTHING_SHOWN = Newcomer()
@@ -115,15 +119,23 @@ class NodeSession:
     def queued_s(self, now: float) -> float | None:
         """Seconds until what waits or runs there is done, by its own prefill times; None while they are not known.
 
-        What the node counts beyond what was sent to it from here is another gateway's, and taken for one prompt.
+        What comes last is left out. What the node counts beyond what was sent to it from here is another gateway's, and
+        taken for one prompt.
         """
         curve = self.speed.curve
         if curve is None:
             return None if self.queued_tokens else 0.0
-        seconds = curve.seconds(0, self.queued_tokens - self._sent_tokens)
+        return curve.seconds(0, self.queued_tokens - self._sent_tokens) + self.sent_s(now, last=False)
+
+    def sent_s(self, now: float, last: bool) -> float:
+        """Seconds of what was sent from here and does, or does not, come last; 0 while prefill times are not known."""
+        curve, seconds = self.speed.curve, 0.0
+        if curve is None:
+            return 0.0
         for one in self.prefilling.values():
-            took = curve.seconds(one.start, one.stop)
-            seconds += took if one.began is None else max(0.0, took - (now - one.began))
+            if one.last is last:
+                took = curve.seconds(one.start, one.stop)
+                seconds += took if one.began is None else max(0.0, took - (now - one.began))
         return seconds
 
     @property

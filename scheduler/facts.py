@@ -72,7 +72,8 @@ class PrefillNodeFacts(msgspec.Struct, frozen=True, gc=False):
 
     ``cached_tokens`` of the prompt need not be computed there: it holds the blocks, and windows and states at exactly
     that position. ``held_tokens`` is the longest prefix of which it holds the full-attention blocks alone.
-    ``queued_s`` is the prefill time of what waits or runs there; None: take it from ``queued_tokens``.
+    ``queued_s`` is the prefill time of what waits or runs there; None: take it from ``queued_tokens``. ``last_s`` is
+    that of what comes after all other (``admission.holding``), which ``queued_s`` leaves out.
     ``egress_bytes_per_s`` is its share of its cluster's way out; None where that has no limit. ``encoders`` processors
     encode one transfer at once. ``loras`` are the adapters that it serves beside the plain model.
     ``moves``: it can hand a cached prefix on, and take one in; ``dialable``: its peers can dial it.
@@ -96,6 +97,7 @@ class PrefillNodeFacts(msgspec.Struct, frozen=True, gc=False):
     dialable: bool = True
     suspended: bool = False
     reload_s: float = 0.0
+    last_s: float = 0.0
 
 
 class DecodeNodeFacts(msgspec.Struct, frozen=True, gc=False):

@@ -22,14 +22,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from scheduler.admission.holding import SHORT_S
+from scheduler.admission.holding import busy
 from scheduler.decision import Bar, Decision, Option, Reason
 from scheduler.facts import ClusterFacts, Facts, LinkFacts, PrefillNodeFacts, RouteHint
 from scheduler.moves import Source, abundant, longest
 from scheduler.options import Options
 from scheduler.permits import carries, decodes_here, may_hold
 from scheduler.picking import decode_node, prefill_node
-from scheduler.predict import wait_s
 from scheduler.values import PolicyValues
 
 
@@ -173,8 +172,7 @@ class _Case:
     def _in_vain(self, option: Option) -> Option:
         """A way at home, as one must think of it who has waited for it so far."""
         node = None if option.prefill_node is None or self.local is None else self.picked[self.local.name]
-        wait = None if node is None else wait_s(node)
-        if wait is None or wait <= SHORT_S or option.predicted_ttft_s is None:
+        if node is None or not busy(node) or option.predicted_ttft_s is None:
             return option
         waited, cost = self.request.waited_s, option.cost_s
         return msgspec.structs.replace(

@@ -36,19 +36,20 @@ class Progress:
         self._beats = 0
 
     def begin(self, job: str, expected_s: float, chunk_s: float, now: float) -> None:
-        """A job was sent there, which should be answered after ``expected_s``; a chunk of it takes ``chunk_s``."""
+        """A job was sent there, which takes ``expected_s`` once its turn has come; a chunk of it takes ``chunk_s``."""
         if not self._computing:
             self._since = now
         self._computing[job] = expected_s, chunk_s
-        due_s, due_chunk_s = self._due or (expected_s, chunk_s)
-        self._due = min(due_s, expected_s), min(due_chunk_s, chunk_s)
+        if self._due is None:
+            self._due = expected_s, chunk_s
 
     def moved(self, now: float) -> None:
         """A sign of work, or what excuses that there was none so far."""
         self._silent_s, self._due = 0.0, None
         if self._computing:
             self._since = now
-            self._due = min(e for e, _ in self._computing.values()), min(c for _, c in self._computing.values())
+            jobs = self._computing.values()
+            self._due = max(expected_s for expected_s, _ in jobs), max(chunk_s for _, chunk_s in jobs)
 
     def computed(self, job: str, now: float) -> None:
         """A job is computed, and its KV is under way; unknown ones are signs, too."""
@@ -80,7 +81,7 @@ class Progress:
     def patience_s(self) -> float | None:
         """How long there may be none; None where nothing is to be computed.
 
-        What was sent first was expected soonest, also where it was called back since.
+        Any of the jobs that were there at the last sign may be the one that runs; what came since explains nothing.
         """
         if not self._computing or self._due is None:
             return None

@@ -42,9 +42,16 @@ def held_back(decision: Decision) -> bool:
     node = _node(decision)
     if decision.chosen is None or node is None:
         return False
+    if displaced(decision):
+        return busy(node) and _long(decision.chosen, node)
     waits = wait_s(node)
-    most = SHORT_S if displaced(decision) else HOLD_S
-    return waits is not None and waits > most and _long(decision.chosen, node)
+    return waits is not None and waits > HOLD_S and _long(decision.chosen, node)
+
+
+def busy(node: PrefillNodeFacts) -> bool:
+    """Whether it has no room for what comes last: that may lie there only where it is begun in a moment."""
+    waits = wait_s(node)
+    return waits is not None and waits + node.last_s > SHORT_S
 
 
 def displaced(decision: Decision) -> bool:
