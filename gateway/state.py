@@ -81,7 +81,8 @@ class State:
             for table, column, kind in _LATER if version else ():
                 if column not in [row[1] for row in self._db.execute(f"PRAGMA table_info({table})")]:
                     self._db.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
-            self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            if version != SCHEMA_VERSION:  # a file that is as it should be opens on a full disk, too
+                self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
         except (OSError, sqlite3.DatabaseError) as error:
             raise ConfigError(f"--state {file}: {error}") from error
 
@@ -162,11 +163,12 @@ class State:
 
     def ticket_key(self) -> Ed25519PrivateKey:
         """The key that signs tickets, made at first use."""
-        fresh = Ed25519PrivateKey.generate().private_bytes_raw()
+        find = "SELECT value FROM secrets WHERE name = 'ticket_key'"
         with self.reading("the ticket key"):
-            self.execute("INSERT OR IGNORE INTO secrets VALUES ('ticket_key', ?)", (fresh,))
-            kept = self.execute("SELECT value FROM secrets WHERE name = 'ticket_key'")[0][0]
-            return Ed25519PrivateKey.from_private_bytes(kept)
+            if not self.execute(find):
+                fresh = Ed25519PrivateKey.generate().private_bytes_raw()
+                self.execute("INSERT OR IGNORE INTO secrets VALUES ('ticket_key', ?)", (fresh,))
+            return Ed25519PrivateKey.from_private_bytes(self.execute(find)[0][0])
 
     def close(self) -> None:
         """Close the file. Idempotent."""

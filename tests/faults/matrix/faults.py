@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from signal import SIGCONT, SIGKILL, SIGSTOP
 
 from tests.faults.matrix.outcome import Kind
 from tests.faults.matrix.scene import DECODERS, HOME, LINK_BYTES_PER_S, REMOTE, Scene
@@ -37,6 +38,12 @@ def _frozen(name: str) -> Fault:
     return Fault(f"stop-{name}", lambda scene: scene.freeze(name), lambda scene: scene.thaw(name), for_s=7.0)
 
 
+def _restarted_on_a_full_disk(scene: Scene) -> None:
+    scene.fill_disk()
+    scene.kill("gateway")
+    scene.restart_gateway()
+
+
 def _redis(scene: Scene) -> RedisServer:
     assert scene.redis is not None
     return scene.redis
@@ -53,14 +60,23 @@ def _clock_jumps(scene: Scene) -> None:
         time.sleep(2.5)
 
 
+_WITHOUT_GATEWAY = frozenset({Kind.ANSWER, Kind.ERROR, Kind.LEFT, Kind.UNREACHABLE})
 FAULTS = (
     Fault("disconnects", _nothing, _nothing, for_s=8.0, leaving=0.6),
     _killed(REMOTE),
     _killed(HOME),
     _killed(DECODERS[0]),
-    Fault("kill-engine", lambda scene: scene.kill_engine(HOME), _nothing, for_s=6.0),
+    Fault("kill-engine", lambda scene: scene.signal_engine(HOME, SIGKILL), _nothing, for_s=6.0),
+    Fault(
+        "stop-engine",
+        lambda scene: scene.signal_engine(REMOTE, SIGSTOP),
+        lambda scene: scene.signal_engine(REMOTE, SIGCONT),
+        for_s=8.0,
+    ),
     _frozen(REMOTE),
+    _frozen(HOME),
     _frozen(DECODERS[1]),
+    _frozen("gateway"),
     Fault("link-cut", lambda scene: scene.proxy.cut(), lambda scene: scene.proxy.heal(), for_s=7.0),
     Fault(
         "link-slow",
@@ -77,6 +93,7 @@ FAULTS = (
         lambda scene: scene.kill("gateway"),
         lambda scene: scene.restart_gateway(),
         for_s=2.0,
-        allowed=frozenset({Kind.ANSWER, Kind.ERROR, Kind.LEFT, Kind.UNREACHABLE}),
+        allowed=_WITHOUT_GATEWAY,
     ),
+    Fault("restart-disk-full", _restarted_on_a_full_disk, lambda scene: scene.free_disk(), allowed=_WITHOUT_GATEWAY),
 )

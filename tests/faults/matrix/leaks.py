@@ -42,11 +42,12 @@ class Held:
         return found
 
 
-def count(http: httpx.Client) -> Held:
-    """What is held now by a gateway and its nodes."""
+def count(http: httpx.Client, below: Mapping[str, float]) -> Held:
+    """What is held now by a gateway and its nodes, with what the processes that they have started keep."""
     status = http.get("/v1/status").json()
     text = http.get("/metrics").text
-    return held_by(status, {name: _gauge(text, pattern) for name, pattern in _GAUGES.items()})
+    found = held_by(status, {name: _gauge(text, pattern) for name, pattern in _GAUGES.items()})
+    return Held(found.held, {**found.kept, **below})
 
 
 def held_by(status: Mapping[str, Any], gateway: Mapping[str, float]) -> Held:

@@ -67,10 +67,10 @@ def strike(scene: Scene, fault: Fault) -> Report:
 
 def settled(scene: Scene, before: Held) -> Held:
     """What is held once nothing leaks any more, or after a while."""
-    found = [count(scene.http)]
+    found = [count(scene.http, scene.below())]
 
     def fine() -> bool:
-        found.append(count(scene.http))
+        found.append(count(scene.http, scene.below()))
         last = found[-1]
         return not (last.leaks(before) if before.kept else {n: v for n, v in last.held.items() if v})
 

@@ -28,7 +28,8 @@ from tests.stacks import children, command_line, eventually, node, send_signal
 REMOTE, HOME, DECODERS = "east-prefill", "home-prefill", ("d-1", "d-2")
 DEADLINE_S = 20.0
 LINK_BYTES_PER_S = 8e6
-STATE_BYTES = 64 << 20
+STATE_BYTES = 256 << 20
+"""More than the decisions that a gateway keeps on disk take: only the fault should fill it."""
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
 """Of Debian's package libfaketime."""
 
@@ -75,17 +76,28 @@ class Scene:
         """SIGCONT."""
         send_signal(self.stack.processes[name].pid, signal.SIGCONT)
 
-    def kill_engine(self, name: str) -> None:
-        """SIGKILL the engine process of a node."""
+    def signal_engine(self, name: str, number: signal.Signals) -> None:
+        """Signal the engine process of a node alone: SIGKILL ends it, SIGSTOP makes it hang."""
         for pid in children(self.stack.processes[name].pid):
             if b"engines.embedded" in command_line(pid):
-                send_signal(pid, signal.SIGKILL)
+                send_signal(pid, number)
+
+    def below(self) -> dict[str, float]:
+        """What the processes that ours have started hold: how many there are of each, and the files they have open."""
+        found: dict[str, float] = {}
+        for name, process in self.stack.processes.items():
+            pids = children(process.pid)
+            found[f"{name}.children"] = len(pids)
+            found[f"{name}.children.files"] = sum(map(_open_files, pids))
+        return found
 
     def fill_disk(self) -> None:
         """Leave not one byte where the gateway keeps its state."""
-        with (self._disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
-            while True:
-                filler.write(b"\0" * 4096)
+        with (self._disk / "filler").open("wb", buffering=0) as filler:
+            for size in (1 << 20, 4096):
+                with contextlib.suppress(OSError):
+                    while filler.write(b"\0" * size) == size:
+                        pass
 
     def free_disk(self) -> None:
         """Give it back."""
@@ -118,6 +130,13 @@ class Scene:
 
     def _spec(self, name: str) -> NodeSpec:
         return next(each for each in self.stack.spec.nodes if each.name == name)
+
+
+def _open_files(pid: int) -> int:
+    try:
+        return len(os.listdir(f"/proc/{pid}/fd"))
+    except OSError:  # it has just ended
+        return 0
 
 
 class ClockedStack(Stack):
