@@ -119,7 +119,7 @@ class Gateway:
             model,
             self.registry,
             policy,
-            FallbackBudget(),
+            FallbackBudget(sharers=lambda: self.shared.gateways),
             RetryBudget(),
             builder,
             self.decisions,

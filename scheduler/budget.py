@@ -1,8 +1,12 @@
-"""How much of the local prefill capacity fallbacks may use: a share of a sliding window. Time is handed in."""
+"""How much of the local prefill capacity fallbacks may use: a share of a sliding window. Time is handed in.
+
+Of several gateways over the same nodes each has an even part of the share.
+"""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -15,10 +19,14 @@ class BudgetValues:
 
 
 class FallbackBudget:
-    """Admits fallbacks while what they spent in the window stays within the share."""
+    """Admits fallbacks while what they spent in the window stays within the share.
 
-    def __init__(self, values: BudgetValues | None = None) -> None:
+    ``sharers`` tells how many budgets there are for the same nodes, this one among them.
+    """
+
+    def __init__(self, values: BudgetValues | None = None, sharers: Callable[[], int] = lambda: 1) -> None:
         self.values = values or BudgetValues()
+        self._sharers = sharers
         self._spent: deque[tuple[float, float]] = deque()
 
     def admit(self, now: float, cost_s: float | None, nodes: int) -> bool:
@@ -28,7 +36,7 @@ class FallbackBudget:
         """
         self._forget(now)
         if self._spent:
-            limit = self.values.share * self.values.window_s * nodes
+            limit = self.values.share * self.values.window_s * nodes / max(1, self._sharers())
             if cost_s is None or sum(cost for _, cost in self._spent) + cost_s > limit:
                 return False
         self._spent.append((now, cost_s or 0.0))

@@ -16,6 +16,7 @@ from scheduler.controller.observation import Spoken
 class Alone:
     """``Sharing`` without others."""
 
+    gateways = 1
     slices = None
     spending = None
     trouble = None

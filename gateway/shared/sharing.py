@@ -44,6 +44,10 @@ class Sharing(Protocol):
     def id(self) -> str: ...
 
     @property
+    def gateways(self) -> int:
+        """How many there are, as far as is known, this one among them."""
+
+    @property
     def leadership(self) -> Leadership: ...
 
     @property

@@ -23,6 +23,15 @@ def test_fallbacks_share_twenty_percent_of_thirty_seconds_of_each_node() -> None
     assert budget.admit(0.0, 2.0, nodes=2)
 
 
+def test_gateways_over_the_same_nodes_have_even_parts_and_get_those_of_one_that_is_gone() -> None:
+    gateways = 2
+    budgets = [FallbackBudget(sharers=lambda: gateways) for _ in range(2)]
+    spent = [[budget.admit(0.0, 1.0, nodes=1) for _ in range(7)].count(True) for budget in budgets]
+    assert spent == [3, 3], "together 6 s, as one gateway alone"
+    gateways = 1
+    assert [budgets[0].admit(1.0, 1.0, nodes=1) for _ in range(4)] == [True, True, True, False]
+
+
 def test_a_fallback_of_unknown_cost_is_admitted_only_alone() -> None:
     budget = FallbackBudget()
     assert budget.admit(0.0, None, nodes=8)
