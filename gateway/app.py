@@ -91,7 +91,8 @@ class Gateway:
         self._tracer = _tracer(config)
         self._cors = Cors(config.cors_origins)
         self.keys = KeyBook(state)
-        self.registry = Registry(state, config.local_cluster, model.fingerprint, model.context_tokens, config.breaker)
+        own = model.fingerprint if model.exists else None
+        self.registry = Registry(state, config.local_cluster, own, model.context_tokens, config.breaker)
         self.kv_index = KvIndex(model.layout, model.fingerprint.digest())
         self._kv_upkeep = KvUpkeep(self.kv_index, config.kv_events, config.state_file)
         self.metrics = Metrics(self.registry, self.kv_index)
@@ -203,6 +204,7 @@ class Gateway:
         self._parts = Parts(
             (self.keys.reload, tenants.reload, self.registry.reload),
             lambda: self._budgets.keep_only([entry.id for entry in self.keys.entries()]),
+            self.audit,
             self.decisions,
             self.rebalancing.history,
             self.rebalancing.conversions,

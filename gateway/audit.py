@@ -10,6 +10,7 @@ import logging
 import re
 import time
 from collections import deque
+from collections.abc import Callable
 
 import msgspec
 
@@ -31,6 +32,7 @@ DELETE FROM audit WHERE id IN (
     SELECT id FROM (SELECT id, row_number() OVER (PARTITION BY source ORDER BY id DESC) AS age FROM audit)
     WHERE age > ?)
 """
+_HEARD = "audit_heard"
 _CLUSTER = re.compile(r"/v1/clusters/([^/]+)")
 
 
@@ -51,20 +53,52 @@ class AuditLog:
     def __init__(self, state: State) -> None:
         self._state = state
         self._written = 0
+        self._again = self.heard_till() > 0
+        self._began = time.time()
+        self.on_added: Callable[[str, str, bytes], None] | None = None
+        """Called with the source, the cluster and the record of each entry of this gateway's own."""
         self._refusals: deque[float] = deque(maxlen=MOST_REFUSALS_PER_S)
 
     def add(self, entry: AuditEntry, source: str | None = None) -> None:
         """Keep one more, in the room of ``source``: that of its actor where nothing else is said."""
+        source, record = entry.actor if source is None else source, msgspec.json.encode(entry)
+        self._keep(source, entry.cluster, record, f"actor={entry.actor} action={entry.action}")
+        if self.on_added is not None:
+            self.on_added(source, entry.cluster, record)
+
+    def take(self, source: str, cluster: str, record: bytes) -> None:
+        """Keep one of another gateway, once; what is not an entry is left out."""
+        try:
+            entry = msgspec.json.decode(record, type=AuditEntry)
+        except msgspec.MsgspecError as error:
+            log.warning("audit entry of another gateway not readable cause=%s", error)
+            return
+        if not (self._again and entry.time < self._began and self._has(source, record)):
+            self._keep(source, cluster, record, "of another gateway")
+
+    def heard_till(self) -> int:
+        """Up to which of other gateways' entries this log goes, as ``heard`` was told; 0 for none. Raises ApiError."""
+        rows = self._state.execute("SELECT value FROM counters WHERE name = ?", (_HEARD,))
+        return int(rows[0][0]) if rows else 0
+
+    def heard(self, number: int) -> None:
+        """Entries of other gateways up to this one are kept. Raises ApiError."""
+        self._state.execute("INSERT OR REPLACE INTO counters (name, value) VALUES (?, ?)", (_HEARD, number))
+
+    def _has(self, source: str, record: bytes) -> bool:
+        """Whether it was written already: this gateway was ended before it kept how far it is."""
+        return bool(self._state.execute("SELECT 1 FROM audit WHERE source = ? AND record = ?", (source, record)))
+
+    def _keep(self, source: str, cluster: str, record: bytes, what: str) -> None:
         try:
             self._state.execute(
-                "INSERT INTO audit (cluster, record, source) VALUES (?, ?, ?)",
-                (entry.cluster, msgspec.json.encode(entry), entry.actor if source is None else source),
+                "INSERT INTO audit (cluster, record, source) VALUES (?, ?, ?)", (cluster, record, source)
             )
             self._written += 1
             if self._written % PRUNE_EVERY == 0:
                 self._state.execute(_PRUNE, (KEPT,))
         except ApiError as error:
-            log.error("audit entry lost actor=%s action=%s cause=%s", entry.actor, entry.action, error)
+            log.error("audit entry lost %s cause=%s", what, error)
 
     def refused(self, who: str, cluster: str, cause: str, reason: str) -> None:
         """A node was turned away."""
@@ -84,7 +118,8 @@ class AuditLog:
                 f"SELECT record FROM audit WHERE cluster IN ({marks}) ORDER BY id DESC LIMIT ?",  # noqa: S608 (marks)
                 (*clusters, limit),
             )
-        return [msgspec.json.decode(row[0], type=AuditEntry) for row in rows]
+        found = [msgspec.json.decode(row[0], type=AuditEntry) for row in rows]
+        return sorted(found, key=lambda entry: entry.time, reverse=True)  # those of other gateways may come late
 
     def watching(self, scope: Scope, actor: str, send: Send) -> Send:
         """``send`` of a request, which also records what the request was answered where it may change something."""

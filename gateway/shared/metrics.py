@@ -28,9 +28,10 @@ class SharedFigures:
             gauge = GaugeMetricFamily(name, text)
             gauge.add_metric([], float(value))
             yield gauge
+        lost = shared.records.lost + shared.audit.lost
         for name, text, count in (
             ("prfaas_redis_calls_failed", "Calls that Redis did not answer", shared.link.failed),
-            ("prfaas_shared_records_lost", "Records that other gateways do not see", shared.records.lost),
+            ("prfaas_shared_records_lost", "Records that other gateways do not see", lost),
         ):
             counter = CounterMetricFamily(name, text)
             counter.add_metric([], count)

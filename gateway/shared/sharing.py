@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from gateway.audit import AuditLog
 from gateway.conversions import Conversions
 from gateway.decisions import Decisions
 from gateway.history import History
@@ -28,6 +29,7 @@ class Parts:
 
     reload: Sequence[Callable[[], None]]
     keys_held: Callable[[], None]
+    audit: AuditLog
     decisions: Decisions
     history: History
     conversions: Conversions

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.shared.audits import SharedAudit
 from gateway.shared.leading import TERM_BITS, SharedLeadership
 from gateway.shared.link import RedisAway, RedisLink
 from gateway.shared.records import SharedRecords
@@ -47,6 +48,7 @@ class Together:
         self.slices = Slices(self.link, self.id, lambda: len(self._roster.replicas))
         self.spending = Spending(self.link, self.id)
         self.records = SharedRecords(self.link, self.id)
+        self.audit = SharedAudit(self.link, self.id)
         self._rows = SharedRows(self.link, state)
         self._siblings: tuple[str, ...] = ()
         self._led = False
@@ -74,6 +76,7 @@ class Together:
         self._parts = parts
         self._rows.tell(*parts.reload)
         self._rows.when_held(parts.keys_held)
+        parts.audit.on_added = self.audit.added
         parts.decisions.on_added = self.records.decided
         parts.history.on_kept = self.records.logged
         for work in (self._beats(parts), self.slices.run()):
@@ -90,6 +93,7 @@ class Together:
         with suppress(RedisAway):
             await self._roster.leave()
             await self.records.flush()
+            await self.audit.flush()
         await self.link.close()
 
     def step_down(self) -> None:
@@ -185,6 +189,7 @@ class Together:
             parts.history.take(entry.kind, entry.key, entry.row)
             parts.conversions.elsewhere(entry.kind, entry.row)
         parts.conversions.mark()
+        await self.audit.take(beat.era, parts.audit)
         if self.leadership.leads:
             for data in await self.records.take_traffic():
                 traffic = msgspec.msgpack.decode(data, type=Traffic)
@@ -192,6 +197,7 @@ class Together:
         else:
             _adopt(threshold, beat.threshold)
         await self.records.flush()
+        await self.audit.flush()
         return beat.rev
 
     def _lead(self, parts: Parts) -> None:

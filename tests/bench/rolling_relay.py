@@ -137,7 +137,7 @@ async def measure(streams: int, rate: float, seconds: float, turns: int, folder:
 async def _ended(pid: int) -> bool:
     """Whether a gateway that was replaced ends by itself soon after its last answer."""
     for _ in range(200):
-        if not os.path.exists(f"/proc/{pid}"):  # noqa: ASYNC240, PTH110 (nothing waits for a disk there)
+        if not os.path.exists(f"/proc/{pid}"):  # noqa: ASYNC240 (nothing waits for a disk there)
             return True
         await asyncio.sleep(0.1)
     return False

@@ -163,6 +163,30 @@ async def test_revoked_credentials_are_dismissed_by_both(both):
         await FakeNode(second.url, "p", Role.PREFILL, second.info, cluster="east", token=token).start()
 
 
+async def test_either_audit_log_tells_what_was_asked_of_both(both, redis):
+    first, second = both
+
+    async def asked(one, name):
+        assert (await one.client.put(f"/v1/tenants/{name}", json={"weight": 2.0})).status_code == 200
+
+    async def told(one):
+        entries = (await one.client.get("/v1/audit?limit=1000")).json()["entries"]
+        return [entry["action"].removeprefix("PUT /v1/tenants/") for entry in entries]
+
+    await asked(first, "one")
+    await asked(second, "two")
+    for one in both:
+        await one.until(lambda one=one: len(one.gateway.audit.recent(9)) == 2)
+        assert await told(one) == ["two", "one"]
+    before = first.gateway.shared._rows.follows
+    redis.say("FLUSHALL")
+    for one in both:
+        await one.until(lambda one=one: one.gateway.shared._rows.follows[0] != before[0])
+    await asked(second, "three")
+    await first.until(lambda: len(first.gateway.audit.recent(9)) == 3)
+    assert await told(first) == ["three", "two", "one"]
+
+
 async def test_a_budget_is_one_over_both_and_stays_where_its_key_could_not_be_revoked(both, redis):
     first, second = both
     await node_of_both(first, second, "d", Role.DECODE)
