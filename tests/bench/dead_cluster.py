@@ -1,12 +1,13 @@
 """A remote cluster that dies at full load: what becomes of the local one, which could not carry the load alone.
 
-    python -m tests.bench.dead_cluster [--how silent|hung] [--seconds 40] [--json]
+    python -m tests.bench.dead_cluster [--how silent|hung|slow|link] [--seconds 40] [--json]
 
 The gateway is real; nodes speak the real protocol and take the time that real ones would take, by sleeping: one
 prefill node at home (2,000 tokens/s, chunks of 256, the job of least rank first), four remote ones twice as quick.
 Short prompts (500 tokens, 2.25 a second) stay at home, which they keep 56 % busy; long ones (4,000 tokens, 1.5 a
 second) go away, and would need three times what home has. Then the remote nodes go silent (as a cut link makes them),
-or take jobs and answer nothing (``hung``).
+or take jobs and answer nothing (``hung``). Or they only work at a third of their rate (``slow``), or the way from there
+carries a tenth of what it did, two thirds of what should go there (``link``): then no node may be given up.
 
 Both phases have the same requests at the same moments: a quarter more or fewer short ones in half a minute would change
 their times by more than anything that the gateway does.
@@ -60,8 +61,9 @@ THRESHOLD = 1000
 ANSWER = 4
 KV_BYTES = 256
 """Of a token: two layers of two heads of eight, K and V, fp32."""
-LINK_RATE = 1e8
-"""Bytes per second, as nodes say: no link is what anything waits for here."""
+LINK_RATE = 1e7
+"""Bytes per second: nothing waits for the link, as long as it is well."""
+SLOWER, NARROWER = 3.0, 10.0
 DEADLINE_S = 30.0
 SETTLE_S = 5.0
 """Before all figures: until every node has been measured."""
@@ -72,7 +74,7 @@ class Machine:
     """What computes prefills: one chunk after the other, each of the job of least rank."""
 
     def __init__(self, tokens_per_s: float) -> None:
-        self._rate = tokens_per_s
+        self.rate = tokens_per_s
         self._jobs: list[tuple[int, int, _Prefill]] = []
         self._numbers = itertools.count()
         self._wake = asyncio.Event()
@@ -86,7 +88,7 @@ class Machine:
             await job.done
         finally:
             job.left = 0
-        return tokens / self._rate
+        return tokens / self.rate
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -101,7 +103,7 @@ class Machine:
                 continue
             job = self._jobs[0][2]
             chunk = min(CHUNK, job.left)
-            due += chunk / self._rate
+            due += chunk / self.rate
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             job.left -= chunk
             if job.left <= 0 and not job.done.done():
@@ -114,11 +116,27 @@ class _Prefill:
     done: asyncio.Future[None]
 
 
+class Line:
+    """The way from the remote nodes: one transfer after the other."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self.rate = bytes_per_s
+        self._turn = asyncio.Lock()
+
+    async def carry(self, nbytes: int) -> float:
+        """Return the seconds that it took once they have arrived."""
+        began = time.monotonic()
+        async with self._turn:
+            await asyncio.sleep(nbytes / self.rate)
+        return time.monotonic() - began
+
+
 @dataclass(slots=True)
 class Cluster:
     """Nodes that take their time. ``dead`` ones answer nothing more."""
 
     home: Machine = field(default_factory=lambda: Machine(HOME_RATE))
+    line: Line = field(default_factory=lambda: Line(LINK_RATE))
     computed: dict[bytes, asyncio.Event] = field(default_factory=lambda: defaultdict(asyncio.Event))
     dead: bool = False
 
@@ -140,7 +158,8 @@ class Cluster:
             await self.computed[transfer].wait()
             del self.computed[transfer]
             nbytes = KV_BYTES * (len(job.token_ids) - 1)
-            await node.send(TransferDone(transfer, nbytes, nbytes, "raw", nbytes / LINK_RATE, 0.001, b"\1" * 16))
+            took = 0.001 if job.source.node_id == "home" else await self.line.carry(nbytes)
+            await node.send(TransferDone(transfer, nbytes, nbytes, "raw", took, took, b"\1" * 16))
         else:
             await asyncio.sleep(len(job.token_ids) / HOME_RATE)
         tokens = job.sampling.max_tokens
@@ -261,7 +280,14 @@ async def measure(how: str, seconds: float, folder: Path) -> dict[str, Any]:
     clients = Clients(url)
     await clients.during("warm", SETTLE_S)
     await clients.during("alive", seconds)
-    cluster.dead, died = True, time.time()
+    died = time.time()
+    if how == "slow":
+        for machine in machines:
+            machine.rate /= SLOWER
+    elif how == "link":
+        cluster.line.rate /= NARROWER
+    else:
+        cluster.dead = True
     if how == "silent":
         for node in nodes[2:]:
             node.beating = False
@@ -270,6 +296,8 @@ async def measure(how: str, seconds: float, folder: Path) -> dict[str, Any]:
     records = [record for record in gateway.decisions.recent(1 << 16) if record["at"] >= died - DEADLINE_S]
     figures = {phase + "_" + kind: seen.figures() for (phase, kind), seen in sorted(clients.seen.items())}
     figures["fallbacks"] = _fallbacks(records)
+    causes = Counter(attempt["cause"] for record in records for attempt in record["attempts"] if attempt["cause"])
+    figures["attempts_failed"] = dict(causes)
     await clients.http.aclose()
     for node in nodes:
         await node.stop()
@@ -298,9 +326,11 @@ def _model(folder: Path) -> Path:
     return path
 
 
-def judge(figures: dict[str, Any]) -> list[str]:
+def judge(figures: dict[str, Any], how: str) -> list[str]:
     """What does not hold."""
     wrong = []
+    if how in ("slow", "link") and figures["attempts_failed"].get("stuck"):
+        wrong.append("nodes that worked were given up")
     for quantile in ("ttft_p50_s", "ttft_p90_s"):
         before, after = figures["alive_short"][quantile], figures["dead_short"][quantile]
         if not after <= MOST_TTFT * before:
@@ -316,13 +346,13 @@ def judge(figures: dict[str, Any]) -> list[str]:
 def main() -> int:
     """Measure, print, judge."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--how", choices=["silent", "hung"], default="silent")
+    parser.add_argument("--how", choices=["silent", "hung", "slow", "link"], default="silent")
     parser.add_argument("--seconds", type=float, default=40.0, help="of each phase")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         figures = asyncio.run(measure(options.how, options.seconds, Path(folder)))
-    wrong = judge(figures)
+    wrong = judge(figures, options.how)
     if options.json:
         print(json.dumps(figures | {"wrong": wrong}, indent=1))
     else:

@@ -104,3 +104,16 @@ def test_a_call_ends_once() -> None:
 def test_values_that_could_never_open_or_close_are_refused(values: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         BreakerValues(**values)  # type: ignore[arg-type]
+
+
+def test_evidence_opens_it_at_once_and_it_closes_as_after_failures() -> None:
+    breaker = Breaker()
+    under_way = breaker.begin(0.0)
+    breaker.trip(1.0)
+    under_way.end(True, 2.0)
+    assert breaker.state(60.9) is BreakerState.OPEN, "what was begun before says nothing any more"
+    for at in (61.0, 62.0, 63.0):
+        assert breaker.state(at) is BreakerState.HALF_OPEN
+        breaker.begin(at).end(True, at)
+    assert breaker.state(63.0) is BreakerState.CLOSED
+    assert breaker.opened == 1

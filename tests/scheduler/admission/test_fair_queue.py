@@ -117,6 +117,16 @@ def test_what_cannot_be_placed_holds_up_nothing_else() -> None:
     assert queue.anybody_before(last=True)
 
 
+def test_who_has_the_same_needs_as_one_that_comes_last_is_told_and_nobody_else() -> None:
+    queue = FairQueue(1000, 10**6)
+    long = waiting("a", needs="long", last=True)
+    queue.add(long)
+    queue.add(waiting("a", needs="short"))
+    assert [queue.anybody_last(needs) for needs in ("long", "short", "other")] == [True, False, False]
+    queue.remove(long)
+    assert not queue.anybody_last("long")
+
+
 def test_who_fills_the_queue_makes_room_for_who_does_not() -> None:
     queue = FairQueue(4, 10**6)
     flood = [waiting("flood", arrived=float(at)) for at in range(4)]
