@@ -65,14 +65,14 @@ class GatewayConfig:
     """All that an operator sets. Times are seconds, sizes bytes; ``otlp_endpoint`` is a collector's base URL.
 
     ``workers`` processes share the port, each a gateway among several over Redis.
-    ``engines_file`` lists engines that were not started by prfaas.
+    ``engines_file`` lists engines that were not started by prfaas. ``model_dir`` None: there are no others.
     ``queue`` requests may wait for a node with room, each for ``queue_timeout_s``.
     ``handover`` is the UNIX socket by which gateways of one port take over from each other.
     ``canary_s``: so long a node may prove nothing before it is tried; 0: it never is.
     ``threshold_auto``: ``threshold_tokens`` is where it starts, and what traffic, nodes and links make of it follows.
     """
 
-    model_dir: Path
+    model_dir: Path | None
     model_name: str
     dtype: DType = DType.BFLOAT16
     host: str = "127.0.0.1"
@@ -113,6 +113,10 @@ class GatewayConfig:
     cors_origins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.model_dir is None and self.engines_file is None:
+            raise ConfigError("--model: missing; name the model's directory, or with --engines what serves without one")
+        if self.model_dir is None and self.chat_template is not None:
+            raise ConfigError("--chat-template: is of --model, which is missing")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("--tls-cert and --tls-key go together: give both or neither")
         if not NAME.fullmatch(self.local_cluster):

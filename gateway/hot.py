@@ -239,7 +239,7 @@ class Generation:
         self, exchange: Exchange, request: GenerationRequest, principal: Principal, admitted: Pass, scope: Scope
     ) -> Prompted:
         """Everything that can refuse a request before it is routed. Raises ApiError."""
-        if request.model != self._s.model.name or not principal.may_use(request.model):
+        if not (self._s.model.answers_to(request.model) and principal.may_use(request.model)):
             raise ApiError(
                 404,
                 f"the model {request.model[:80]!r} does not exist, or this key may not use it",

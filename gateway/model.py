@@ -1,4 +1,4 @@
-"""The model that a gateway serves, read from its directory without torch."""
+"""The model that a gateway's own nodes serve, read from its directory without torch."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from gateway.chat_template import ChatTemplate, load_chat_template
-from gateway.config import ConfigError
+from gateway.config import ConfigError, GatewayConfig
 from gateway.tokentext import TokenText
 from kvcache.fingerprint import Fingerprint, fingerprint_of
 from kvcache.layout import DType, KVLayout
@@ -20,7 +21,10 @@ CONTEXT_FIELDS = ("max_position_embeddings", "model_max_length")
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """Name, identity, layout and tokeniser. ``context_tokens`` bounds prompt and answer together."""
+    """Name, identity, layout and tokeniser. ``context_tokens`` bounds prompt and answer together.
+
+    Its name is "" in a gateway without nodes of its own: no request can name it, no node has it, and nobody sees it.
+    """
 
     name: str
     fingerprint: Fingerprint
@@ -32,9 +36,32 @@ class ServedModel:
     template: ChatTemplate | None
 
     @property
+    def exists(self) -> bool:
+        """Whether nodes may serve it."""
+        return bool(self.name)
+
+    def answers_to(self, name: str) -> bool:
+        """Whether a request for ``name`` means this one."""
+        return name == self.name and self.exists
+
+    @property
     def system_fingerprint(self) -> str:
         """A short name of what computes the answers, as clients see it."""
         return f"fp_{self.fingerprint.digest()[:12]}"
+
+
+def served_model(config: GatewayConfig) -> ServedModel:
+    """What the configuration names, which may be none. Raises ConfigError."""
+    if config.model_dir is None:
+        return no_model()
+    return load_model(config.model_dir, config.model_name, config.dtype, config.chat_template)
+
+
+def no_model() -> ServedModel:
+    """That of a gateway in front of engines that answer whole requests, and of no nodes."""
+    tokenizer = Tokenizer(WordLevel({"": 0}, unk_token=""))
+    nothing = Fingerprint("", "", "", "")
+    return ServedModel("", nothing, KVLayout(()), 0, 0, tokenizer, TokenText(tokenizer), None)
 
 
 def load_model(model_dir: Path, name: str, dtype: DType, chat_template: Path | None = None) -> ServedModel:

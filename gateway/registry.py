@@ -39,7 +39,7 @@ class Registry:
         self,
         state: State,
         local_cluster: str,
-        fingerprint: Fingerprint,
+        fingerprint: Fingerprint | None,
         context_tokens: int,
         breaker: BreakerValues | None = None,
     ) -> None:

@@ -94,7 +94,7 @@ def build_routes(
             "ready": missing is None,
             "shared": sharing.view(),
             "reason": missing,
-            "model": views.view(),
+            "model": views.own(),
             "threshold_tokens": services.threshold.tokens,
             "fallback": services.config.fallback.value,
             "chunk_tokens": registry.chunk_tokens,

@@ -24,7 +24,7 @@ from gateway.errors import ApiError
 from gateway.handover import Offer, Successor
 from gateway.joining.handshakes import count_refused
 from gateway.joining.stream_protocol import StreamProtocol
-from gateway.model import load_model
+from gateway.model import served_model
 from gateway.protocol import BoundedHttp
 from gateway.reloading import Reloading
 from gateway.shared.link import RedisAway
@@ -196,7 +196,7 @@ def open_gateway(config: GatewayConfig) -> Gateway:
     """Read the model and the state. Raises ConfigError, also where it would not be safe to listen."""
     state = State(config.state_file)
     try:
-        model = load_model(config.model_dir, config.model_name, config.dtype, config.chat_template)
+        model = served_model(config)
         if config.redis is not None:
             _catch_up(config.redis, state)
         gateway = Gateway(config, model, state)

@@ -74,7 +74,7 @@ class ModelList(msgspec.Struct, frozen=True):
 
 
 class ModelViews:
-    """How the served model is shown, and those that ``engines`` have."""
+    """How the model of our own nodes is shown, if there is one, and those that ``engines`` have."""
 
     def __init__(
         self, model: ServedModel, context_tokens: Callable[[], int], engines: Callable[[], Sequence[str]]
@@ -84,9 +84,11 @@ class ModelViews:
         self._engines = engines
         self._started = int(time.time())
 
-    def view(self) -> ModelView:
+    def own(self) -> ModelView | None:
         """As it is now: nodes may know a shorter context."""
         model = self._model
+        if not model.exists:
+            return None
         return ModelView(model.name, self._started, self.context_tokens(), model.vocab_size, model.fingerprint.parts())
 
     def others(self, caller: Principal) -> list[ModelView]:
@@ -101,15 +103,16 @@ def add_text_routes(
     """Add them."""
 
     def check_model(request: Request, name: str | None) -> None:
-        if not caller_of(request).may_use(model.name) or (name is not None and name != model.name):
-            shown = model.name if name is None else name
-            raise ApiError(404, f"the model {shown[:80]!r} does not exist", param="model", code="model_not_found")
+        asked = model.name if name is None else name
+        if not (model.answers_to(asked) and caller_of(request).may_use(asked)):
+            raise ApiError(404, f"the model {asked[:80]!r} does not exist", param="model", code="model_not_found")
 
     @api.get("/v1/models")
     async def models(request: Request) -> Response:
         caller = caller_of(request)
-        own = [views.view()] if caller.may_use(model.name) else []
-        return json_answer(ModelList([*own, *views.others(caller)]))
+        own = views.own()
+        mine = [own] if own is not None and caller.may_use(own.id) else []
+        return json_answer(ModelList([*mine, *views.others(caller)]))
 
     @api.get("/v1/models/{name:path}")
     async def one_model(name: str, request: Request) -> Response:
@@ -117,7 +120,7 @@ def add_text_routes(
         if other is not None:
             return json_answer(other)
         check_model(request, name)
-        return json_answer(views.view())
+        return json_answer(views.own())
 
     @api.post("/tokenize", dependencies=[needs(Role.CLIENT, Role.OPERATOR)])
     async def tokenize(request: Request) -> Response:

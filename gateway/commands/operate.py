@@ -169,7 +169,8 @@ def status(api: Api, as_json: bool, watched: bool, every: float) -> None:
         return
     click.echo("ready" if found["ready"] else f"not ready: {found['reason']}")
     model = found["model"]
-    click.echo(f"model {model['id']}, context {model['max_model_len']} tokens")
+    if model is not None:
+        click.echo(f"model {model['id']}, context {model['max_model_len']} tokens")
     click.echo(f"threshold {found['threshold_tokens']} tokens, fallback {found['fallback']}")
     queue = found["queue"]
     click.echo(f"{queue['waiting']} of at most {queue['queue']} requests wait, of {len(queue['accounts'])} tenants")

@@ -28,7 +28,11 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command(cls=FiledCommand)
-@click.option("--model", type=click.Path(file_okay=False, path_type=Path), required=True, help="Model directory.")
+@click.option(
+    "--model",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Model directory; needed but where --engines has only engines that answer whole requests.",
+)
 @click.option("--model-name", help="Name that clients use; by default the directory's.")
 @click.option(
     "--dtype",
@@ -233,7 +237,7 @@ def gateway(context: click.Context, /, log_format: str, **options: Any) -> None:
 
 
 def configure(
-    model: Path,
+    model: Path | None,
     model_name: str | None,
     dtype: str,
     host: str,
@@ -281,7 +285,7 @@ def configure(
     """What the options say. Raises ConfigError."""
     return GatewayConfig(
         model_dir=model,
-        model_name=model_name or model.resolve().name,
+        model_name=_model_name(model, model_name),
         dtype=DType(dtype),
         host=host,
         port=port,
@@ -322,6 +326,14 @@ def configure(
         breaker=BreakerValues(breaker_failures, breaker_successes, breaker_open),
         audit=AuditValues(audit_share),
     )
+
+
+def _model_name(model: Path | None, name: str | None) -> str:
+    if model is None:
+        if name is not None:
+            raise ConfigError("--model-name: is of --model, which is missing; engines' models are named in --engines")
+        return ""
+    return name or model.resolve().name
 
 
 def _tokens(threshold: str) -> int:

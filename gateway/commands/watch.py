@@ -61,9 +61,10 @@ def screen(before: Look | None, now: Look) -> RenderableType:
     found = now.status
     ready = Text("ready", "green") if found["ready"] else Text(f"not ready: {found['reason']}", "red")
     queue, shown = found["queue"], rates(before, now)
+    model = "engines alone" if found["model"] is None else found["model"]["id"]
     running = now.sums.get("prfaas_num_requests_running", 0.0)
     return Group(
-        Text.assemble(ready, f"  {found['model']['id']}, threshold {found['threshold_tokens']} tokens"),
+        Text.assemble(ready, f"  {model}, threshold {found['threshold_tokens']} tokens"),
         Text(", ".join(f"{'-' if rate is None else f'{rate:,.1f}'} {name}" for name, rate in shown.items())),
         Text(f"{running:.0f} requests are served, {queue['waiting']} of at most {queue['queue']} wait"),
         Text(),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from gateway.config import GatewayConfig
+from gateway.config import ConfigError, GatewayConfig
 from gateway.fleet import config as fleet_config
-from gateway.fleet.config import EngineConfig
+from gateway.fleet.config import DialectName, EngineConfig
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.health import HealthWatch
 from gateway.fleet.pods import PodWatch
@@ -57,6 +57,8 @@ class Listing:
         selectors = fleet_config.read_pods(config.engines_file, config.local_cluster)
         if not selectors:
             return None
+        for selector in selectors:
+            _check_needs(config, f"pods of {selector.labels}", selector.engine("pod", "127.0.0.1").dialect)
         return PodWatch(in_cluster_client(), SERVICE_ACCOUNT, selectors, lambda _: self._pods_changed())
 
     def _pods_changed(self) -> None:
@@ -66,4 +68,16 @@ class Listing:
 
 def listed(config: GatewayConfig) -> tuple[EngineConfig, ...]:
     """Those that the operator's file lists. Raises ConfigError."""
-    return () if config.engines_file is None else fleet_config.read(config.engines_file, config.local_cluster)
+    if config.engines_file is None:
+        return ()
+    engines = fleet_config.read(config.engines_file, config.local_cluster)
+    for engine in engines:
+        _check_needs(config, engine.name, engine.dialect)
+    return engines
+
+
+def _check_needs(config: GatewayConfig, name: str, dialect: DialectName) -> None:
+    if dialect.splits and config.model_dir is None:
+        raise ConfigError(
+            f"--model: missing; {name} in --engines is of dialect {dialect}, for which prompts are tokenised here"
+        )

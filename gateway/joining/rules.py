@@ -17,10 +17,13 @@ MAX_QUEUE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """Who is here already: clusters by name, what joined nodes said by the nodes' names, and ``held`` streams."""
+    """Who is here already: clusters by name, what joined nodes said by the nodes' names, and ``held`` streams.
+
+    ``fingerprint`` is that of the model that all serve, None where there is none.
+    """
 
     local_cluster: str
-    fingerprint: Fingerprint
+    fingerprint: Fingerprint | None
     clusters: Mapping[str, Cluster]
     joins: Mapping[str, Join]
     held: int
@@ -80,6 +83,8 @@ class Present:
         return None
 
     def _check_model(self, join: Join) -> Refused | None:
+        if self.fingerprint is None:
+            return Refused("model", "this gateway has no nodes of its own; start it with --model for them")
         try:
             difference = self.fingerprint.difference(Fingerprint.from_parts(join.model.fingerprint))
         except ValueError as error:

@@ -58,7 +58,7 @@ def overview(
         "time": now,
         "ready": status["ready"],
         "reason": status["reason"],
-        "model": status["model"].id,
+        "model": None if status["model"] is None else status["model"].id,
     }
     if not principal.may(Role.OPERATOR, Role.PLANNER):
         return found

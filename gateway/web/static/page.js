@@ -37,7 +37,7 @@ const showSections = (found) => {
 function now(found) {
   const traffic = found.traffic;
   const local = traffic?.routes.local;
-  const tiles = [["model", found.model]];
+  const tiles = found.model ? [["model", found.model]] : [];
   if (traffic) {
     const away = Object.entries(traffic.routes).filter(([name]) => name.startsWith("remote:"));
     const sent = away.reduce((sum, [, route]) => sum + route.requests, 0);

@@ -12,8 +12,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import tokenizers
-
 from node.bench.relay.engine import MODEL
 from node.bench.relay.load import Target
 
@@ -70,12 +68,11 @@ async def engine(directory: Path, rate: float) -> AsyncIterator[int]:
 @asynccontextmanager
 async def gateway(directory: Path, engine_port: int, options: Sequence[str] = ()) -> AsyncIterator[Target]:
     """``prfaas gateway`` in front of that engine, with keys, admission and metrics. Raises BenchError."""
-    model, state, engines = directory / "model", directory / "state.db", directory / "engines.toml"
-    _write_model(model)
+    state, engines = directory / "state.db", directory / "engines.toml"
     table = {"url": f'"http://127.0.0.1:{engine_port}"', "model": f'"{MODEL}"', "max_running": "65536"}
     engines.write_text("[[engine]]\n" + "".join(f"{name} = {value}\n" for name, value in table.items()))
     key = await _key(state)
-    files = ("--model", str(model), "--state", str(state), "--engines", str(engines))
+    files = ("--state", str(state), "--engines", str(engines))
     async with running((*_PRFAAS, "gateway", "--port", "0", *files, *options), directory, "listening") as (pid, line):
         target = Target(int(line.rpartition(":")[2]), pid, MODEL, key)
         await _until_ready(target)
@@ -108,16 +105,3 @@ async def _until_ready(target: Target) -> None:
             writer.close()
         await asyncio.sleep(0.1)
     raise BenchError(f"the gateway was not ready within {START_S:g} s")
-
-
-def _write_model(directory: Path) -> None:
-    """A model that nobody computes with: what a gateway reads of one at its start."""
-    directory.mkdir(exist_ok=True)
-    (directory / "config.json").write_text(
-        '{"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1,'
-        ' "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 4096, "vocab_size": 2}'
-    )
-    header = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
-    (directory / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
-    words = tokenizers.models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]")  # noqa: S106 (no password)
-    tokenizers.Tokenizer(words).save(str(directory / "tokenizer.json"))
