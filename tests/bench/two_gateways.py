@@ -8,6 +8,8 @@ of the first gateway alone. Figures, each with what it must be:
 - ``requests``, ``tokens``: what one key is let in with over both gateways in ``--seconds``, both asked for more than
   the whole limit, over the limit itself: within 5 % of it (in less than a minute more may come at once than that).
 - ``uneven``: the same with one gateway asked ten times as often as the other.
+- ``budget``: tokens that one key used of its whole budget over both, over that budget, once both refuse it: not less,
+  and at most 5 % more, for what was let in before it was known.
 - ``concurrency``: the most streams of one key that were open at once, over its limit: at most 1.
 - ``killed``: each gateway in turn gets kill -9 with streams open on both. Its own break; of the other's ``lost`` must
   be 0. ``prefix_hit`` is the share of a known prompt that the other, and then the killed one's successor, reused.
@@ -110,6 +112,27 @@ def rates(
     }
 
 
+def budget(both: TwoGateways, seconds: float, offered: float = 14.0) -> dict[str, Any]:
+    """One key on both gateways, with as many tokens as go in so many seconds, until nothing more passes."""
+    a_request = PROMPT_TOKENS + OUTPUT_TOKENS
+    tokens = int(seconds * 2 * offered * a_request)
+    key = both.key(token_budget=tokens)
+    loads = [Load(both, name, key, offered).start() for name in both.urls]
+
+    def refused() -> bool:
+        return all(load.refused > 20 for load in loads)
+
+    assert eventually(refused, 4 * seconds + 30)
+    for load in loads:
+        load.stop()
+    return {
+        "budget": tokens,
+        "passed": [load.passed for load in loads],
+        "failed": sum(load.failed for load in loads),
+        "of_budget": round(sum(load.passed for load in loads) * a_request / tokens, 4),
+    }
+
+
 def concurrency(both: TwoGateways, seconds: float, limit: int = 6) -> dict[str, Any]:
     """Streams of one key on both gateways, begun whenever one ended or was refused."""
     key = both.key(concurrency=limit)
@@ -205,6 +228,7 @@ def measure(both: TwoGateways, seconds: float) -> dict[str, Any]:
         "requests": rates(both, seconds, {"requests_per_minute": 600}, 600, (14, 14)),
         "tokens": rates(both, seconds, {"tokens_per_minute": 600 * a_request}, 600, (14, 14)),
         "uneven": rates(both, seconds, {"requests_per_minute": 600}, 600, (14, 1.4)),
+        "budget": budget(both, min(seconds, 20.0)),
         "concurrency": concurrency(both, min(seconds, 15.0)),
         "killed": [killed(both, victim, 100 + 10 * n) for n, victim in enumerate((SECOND, FIRST))],
         "redis_stopped": without_redis(both),
@@ -217,6 +241,8 @@ def misses(found: dict[str, Any]) -> list[str]:
     """Which figures are not what they must be."""
     limits = ("requests", "tokens", "uneven")
     wrong = [name for name in limits if found[name]["failed"] or not fits(found[name])]
+    if found["budget"]["failed"] or not 1 <= found["budget"]["of_budget"] <= 1 + WITHIN:
+        wrong.append("budget")
     if found["concurrency"]["most_at_once"] > found["concurrency"]["limit"] or found["concurrency"]["failed"]:
         wrong.append("concurrency")
     for one in found["killed"]:
