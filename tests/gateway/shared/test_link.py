@@ -66,7 +66,7 @@ def secured(certificate: Path) -> Iterator[str]:
         yield f"rediss://127.0.0.1:{port}/0"
 
 
-async def asked(url: str, ca: Path | None, password: str = "secret") -> Any:  # noqa: S107 (a test's)
+async def asked(url: str, ca: Path | None, password: str = "secret") -> Any:
     link = RedisLink(parse_redis(url, environment_password=password, ca=ca))
     try:
         return await link.together(("SET", "a", "b"), ("GET", "a"))
@@ -82,7 +82,7 @@ async def test_a_redis_behind_tls_is_spoken_to_if_its_root_is_the_named_one(
     for ca in (None, self_signed(tmp_path / "other", "127.0.0.1")):
         with pytest.raises(RedisAway, match="CERTIFICATE_VERIFY_FAILED"):
             await asked(secured, ca)
-    with pytest.raises(RedisAway, match="WRONGPASS|invalid username-password") as away:
+    with pytest.raises(RedisAway, match="invalid username-password pair") as away:
         await asked(secured, certificate, "guessed")
     assert "guessed" not in str(away.value)
 
@@ -90,5 +90,5 @@ async def test_a_redis_behind_tls_is_spoken_to_if_its_root_is_the_named_one(
 @needs_redis
 @pytest.mark.parametrize("certificate", ["127.0.0.2"], indirect=True)
 async def test_a_redis_that_is_another_than_its_certificate_says_is_refused(secured: str, certificate: Path) -> None:
-    with pytest.raises(RedisAway, match="not valid for '127.0.0.1'|mismatch"):
+    with pytest.raises(RedisAway, match="CERTIFICATE_VERIFY_FAILED"):
         await asked(secured, certificate)
