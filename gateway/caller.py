@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from gateway.asgi import Scope, header
+from gateway.eager import Eager
 from gateway.errors import ApiError
 from gateway.exchange import BODY_TIMEOUT_S
 from gateway.fleet.config import EngineConfig
@@ -89,7 +90,7 @@ class Caller:
         self._body: list[bytes] = []
         self._size = 0
         self._arrived: asyncio.Future[None] | None = None
-        self._task: asyncio.Task[Any] | None = None
+        self._task: asyncio.Task[Any] | Eager | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._pause: Callable[[], None] | None = None
         self._resume: Callable[[], None] | None = None
@@ -98,6 +99,15 @@ class Caller:
     async def run_asgi(self, app: Any) -> None:
         """What uvicorn starts when it is this request's turn."""
         self._task = asyncio.current_task()
+        await self._run()
+
+    def start(self, tasks: set[Any]) -> None:
+        """Serve it from now on, without a task; ``tasks`` has what runs until it is over."""
+        eager = self._task = Eager(self._run(), tasks.discard)
+        tasks.add(eager)
+        eager.start()
+
+    async def _run(self) -> None:
         self.connection.relaying(self)
         try:
             await self._serve(self)
@@ -136,18 +146,23 @@ class Caller:
             if self.waits_for_100:
                 self.waits_for_100 = False
                 self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            self._arrived = self.connection.loop.create_future()
+            loop = self.connection.loop
+            self._arrived = loop.create_future()
+            timer = loop.call_later(BODY_TIMEOUT_S, self._body_due)
             try:
-                async with asyncio.timeout(BODY_TIMEOUT_S):
-                    await self._arrived
-            except TimeoutError:
-                text = f"the body did not come within {BODY_TIMEOUT_S:g} s"
-                raise ApiError(408, text, code="body_timeout") from None
+                await self._arrived
+            finally:
+                timer.cancel()
         if self._size > self._limit:
             raise self._too_large()
         whole = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self._body = []
         return whole
+
+    def _body_due(self) -> None:
+        if self._arrived is not None and not self._arrived.done():
+            text = f"the body did not come within {BODY_TIMEOUT_S:g} s"
+            self._arrived.set_exception(ApiError(408, text, code="body_timeout"))
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"the body is larger than {self._limit} bytes", code="body_too_large")

@@ -21,6 +21,7 @@ from gateway.app import Gateway
 from gateway.certificates import files
 from gateway.config import ConfigError, GatewayConfig
 from gateway.errors import ApiError
+from gateway.front import Front
 from gateway.handover import Offer, Successor
 from gateway.joining.handshakes import count_refused
 from gateway.joining.stream_protocol import StreamProtocol
@@ -77,7 +78,7 @@ class GatewayServer(uvicorn.Server):
                 gateway,
                 log_config=None,
                 access_log=False,
-                http=BoundedHttp,
+                http=Front,
                 server_header=False,
                 proxy_headers=False,
                 ws_max_size=MAX_MESSAGE_BYTES,
@@ -135,7 +136,7 @@ class GatewayServer(uvicorn.Server):
 
     def _clients(self) -> bool:
         """Whether a client's connection is open, busy or not."""
-        return any(isinstance(each, BoundedHttp) for each in self.server_state.connections)
+        return any(isinstance(each, (Front, BoundedHttp)) for each in self.server_state.connections)
 
     async def _drain(self) -> None:
         if self._worker is not None and self.started:

@@ -112,7 +112,8 @@ class Relay:
             raise ApiError(404, text, param="model", code="model_not_found")
         if asked.forbidden is not None:
             raise bad_field(asked.forbidden, f"{asked.forbidden}: where KV is, only the gateway tells engines")
-        await self._admission.prepare(principal)
+        if self._admission.shared:
+            await asyncio.create_task(self._admission.prepare(principal))
         loop = asyncio.get_running_loop()
         now = loop.time()
         admitted = self._admission.begin(principal, now)

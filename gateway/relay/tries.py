@@ -193,7 +193,9 @@ class Tries:
         try:
             w, pool = self._w, self._s.pool
             origin, head = self._s.heads.head(engine.config, self._caller.path, w.headers, len(w.body))
-            connection = pool.idle(origin) or await pool.acquire(origin, w.deadline)
+            connection = pool.idle(origin)
+            if connection is None:
+                connection = await self._loop.create_task(pool.acquire(origin, w.deadline))
             self._caller.flows(connection.pause, connection.resume)
             connection.start(head, w.body, passing, w.deadline)
             if w.streams:

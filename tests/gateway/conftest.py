@@ -14,8 +14,8 @@ import uvicorn
 
 from gateway.app import Gateway
 from gateway.config import GatewayConfig
+from gateway.front import Front
 from gateway.model import ServedModel, load_model
-from gateway.protocol import BoundedHttp
 from gateway.state import State
 from kvcache.control import ModelInfo
 from kvcache.layout import DType
@@ -52,8 +52,9 @@ def info(model: ServedModel) -> ModelInfo:
 class Stage:
     """A running gateway, its nodes and a client."""
 
-    def __init__(self, gateway: Gateway, url: str, info: ModelInfo) -> None:
+    def __init__(self, gateway: Gateway, server: uvicorn.Server, url: str, info: ModelInfo) -> None:
         self.gateway = gateway
+        self.server = server
         self.url = url
         self.info = info
         self.nodes: list[FakeNode] = []
@@ -112,15 +113,13 @@ async def stage(config: GatewayConfig, model: ServedModel, info: ModelInfo) -> A
         changed = replace(config, **changes)
         gateway = Gateway(changed, model, State(changed.state_file))
         server = uvicorn.Server(
-            uvicorn.Config(
-                gateway, port=0, http=BoundedHttp, log_config=None, access_log=False, timeout_graceful_shutdown=1
-            )
+            uvicorn.Config(gateway, port=0, http=Front, log_config=None, access_log=False, timeout_graceful_shutdown=1)
         )
         task = asyncio.create_task(server._serve())
         while not server.started:  # noqa: ASYNC110 (uvicorn offers no event)
             await asyncio.sleep(0.005)
         port = server.servers[0].sockets[0].getsockname()[1]
-        one = Stage(gateway, f"http://127.0.0.1:{port}", info)
+        one = Stage(gateway, server, f"http://127.0.0.1:{port}", info)
         opened.append((one, server, task, gateway))
         return one
 

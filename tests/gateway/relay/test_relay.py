@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,64 +15,8 @@ from gateway.keys import Role
 from gateway.relay import tries
 from gateway.terms import KeyLimits
 from tests.collector import collecting
-from tests.gateway.conftest import Open, Stage
-from tests.gateway.relay.backend import END, STREAM, Backend, Say, backend, chunk, engines_file, event, says, whole
-
-USAGE = {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}
-ANSWER = json.dumps({"id": "cmpl", "choices": [{"index": 0, "text": " hi"}], "usage": USAGE}).encode()
-PATH = "/v1/completions"
-
-
-@pytest.fixture
-async def front(stage: Open, tmp_path: Path) -> AsyncIterator[Any]:
-    """``await front(say, ...)`` opens a gateway before engines that say that; returns it with them."""
-    async with AsyncExitStack() as stack:
-
-        async def start(
-            *say: Say, fields: dict[str, object] | None = None, **changes: Any
-        ) -> tuple[Stage, list[Backend]]:
-            engines = [await stack.enter_async_context(backend(one)) for one in say]
-            one = await stage(engines_file=engines_file(tmp_path, *engines, **(fields or {})), **changes)
-            await one.until(lambda: all(engine.trouble is None for engine in one.gateway.fleet.engines))
-            return one, engines
-
-        yield start
-
-
-async def ask(one: Stage, headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
-    return await one.client.post(PATH, json={"model": "m", "prompt": "a", "max_tokens": 4} | body, headers=headers)
-
-
-async def raw(one: Stage, data: bytes, until: bytes = b"", timeout_s: float = 5.0) -> bytes:
-    """What comes back up to ``until``, or until the gateway closes."""
-    reader, writer = await connect(one)
-    writer.write(data)
-    seen = b""
-    try:
-        async with asyncio.timeout(timeout_s):
-            while not (until and until in seen):
-                part = await reader.read(1 << 16)
-                if not part:
-                    break
-                seen += part
-    finally:
-        writer.close()
-    return seen
-
-
-async def connect(one: Stage) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    return await asyncio.open_connection("127.0.0.1", int(one.url.rsplit(":", 1)[1]))
-
-
-def request(body: dict[str, Any] | None = None, more: str = "", path: str = PATH) -> bytes:
-    data = json.dumps({"model": "m", "prompt": "a"} | (body or {})).encode()
-    return f"POST {path} HTTP/1.1\r\nhost: localhost\r\n{more}content-length: {len(data)}\r\n\r\n".encode() + data
-
-
-async def idle(one: Stage) -> None:
-    """Nothing is under way, and nothing is counted as if it were."""
-    await one.until(lambda: one.gateway.generation.in_flight.count == 0)
-    assert all(engine.running == 0 for engine in one.gateway.fleet.engines)
+from tests.gateway.relay.asking import ANSWER, PATH, USAGE, ask, connect, idle, raw, request
+from tests.gateway.relay.backend import END, STREAM, Backend, chunk, event, says, whole
 
 
 async def test_an_answer_passes_with_the_ids_and_keys_of_each_side(front: Any, tmp_path: Path) -> None:
