@@ -40,8 +40,8 @@ import uvicorn
 from gateway.app import Gateway
 from gateway.clusters import Dial
 from gateway.config import GatewayConfig
+from gateway.front import Front
 from gateway.model import load_model
-from gateway.protocol import BoundedHttp
 from gateway.state import State
 from kvcache.control import GenerateJob, ModelInfo, PrefillDone, PrefillJob, PrefillStarted, TransferDone
 from kvcache.layout import DType
@@ -249,7 +249,7 @@ async def measure(how: str, seconds: float, folder: Path) -> dict[str, Any]:
     )
     model = load_model(model_dir, "tiny", DType.FLOAT32)
     gateway = Gateway(config, model, State(None))
-    server = uvicorn.Server(uvicorn.Config(gateway, port=0, http=BoundedHttp, log_config=None, access_log=False))
+    server = uvicorn.Server(uvicorn.Config(gateway, port=0, http=Front, log_config=None, access_log=False))
     serving = asyncio.create_task(server._serve())
     while not server.started:  # noqa: ASYNC110 (uvicorn offers no event)
         await asyncio.sleep(0.01)

@@ -25,13 +25,13 @@ from gateway.certificates.authority import create_root
 from gateway.clusters import Cluster, Dial
 from gateway.commands.certs import certs
 from gateway.config import ConfigError, GatewayConfig
+from gateway.front import Front
 from gateway.joining.handshakes import count_refused
 from gateway.joining.newcomer import Newcomer
 from gateway.joining.stream_protocol import StreamProtocol
 from gateway.joining.tokens import JoinTokens
 from gateway.keys import Role as KeyRole
 from gateway.model import ServedModel
-from gateway.protocol import BoundedHttp
 from gateway.registry import Registry
 from gateway.serve import followed, tls_options
 from gateway.state import State
@@ -111,7 +111,7 @@ async def place(
     gateway = Gateway(changed, model, State(None))
     options = tls_options(changed)
     server = uvicorn.Server(
-        uvicorn.Config(gateway, port=0, http=BoundedHttp, ws=StreamProtocol, log_config=None, **options)
+        uvicorn.Config(gateway, port=0, http=Front, ws=StreamProtocol, log_config=None, **options)
     )
     server.config.load()
     assert server.config.ssl is not None
