@@ -58,6 +58,7 @@ from gateway.samples import Samples
 from gateway.services import Services
 from gateway.sessions import NodeLost
 from gateway.shared.alone import Alone
+from gateway.shared.common import Common
 from gateway.shared.metrics import SharedFigures
 from gateway.shared.sharing import Parts, Sharing
 from gateway.shared.together import Together
@@ -212,6 +213,7 @@ class Gateway:
             meter,
             self._streams.tell,
             lambda: self.registry.role_epoch,
+            lambda: Common("" if own is None else own.digest(), () if issuer is None else issuer.believed),
         )
 
     @property

@@ -71,12 +71,11 @@ def build_routes(
 
     @api.get("/ready")
     async def is_ready() -> Response:
-        missing = ready()
-        return (
-            json_answer({"status": "ready"} | ({} if sharing.trouble is None else {"degraded": sharing.trouble}))
-            if missing is None
-            else json_answer({"status": "not ready", "reason": missing}, 503)
-        )
+        missing, trouble = ready(), sharing.trouble
+        degraded = {} if trouble is None else {"degraded": trouble}
+        if missing is None:
+            return json_answer({"status": "ready"} | degraded)
+        return json_answer({"status": "not ready", "reason": missing} | degraded, 503)
 
     @api.get("/metrics", dependencies=[needs(Role.OPERATOR, Role.PLANNER)])
     async def metrics() -> Response:

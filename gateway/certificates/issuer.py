@@ -50,6 +50,12 @@ class Issuer:
         return files.pem(*self.roots)
 
     @property
+    def believed(self) -> tuple[str, ...]:
+        """Fingerprints of all roots that are believed, in hexadecimal."""
+        self.refresh()
+        return tuple(fingerprint(root).hex() for root in self.roots)
+
+    @property
     def until(self) -> float:
         """When the intermediate ends; nothing that it signs holds longer."""
         return self._authority.until

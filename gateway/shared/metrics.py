@@ -23,6 +23,7 @@ class SharedFigures:
             ("prfaas_gateway_leads", "Whether this gateway runs the long-term loop", shared.leadership.leads),
             ("prfaas_gateways", "Gateways that share this state, as far as known", shared.gateways),
             ("prfaas_limits_even_share", "Whether limits are an even share, undivided", shared.slices.degraded),
+            ("prfaas_clock_ahead_seconds", "How far the clock here is ahead of Redis's", shared.clock_ahead_s),
             ("prfaas_limit_slices", "Keys and tenants that have slices of their limits here", len(shared.slices)),
         ):
             gauge = GaugeMetricFamily(name, text)

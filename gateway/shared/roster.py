@@ -6,10 +6,11 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
-from time import monotonic
+from time import monotonic, time
 
 import msgspec
 
+from gateway.shared.common import Common
 from gateway.shared.link import RedisAway, RedisLink
 from gateway.shared.scripts import BEAT, LEAVE
 
@@ -29,12 +30,13 @@ class Replica(msgspec.Struct, frozen=True):
     """A gateway. ``url`` is where nodes reach it.
 
     ``follows`` is what it has made its own of what operators say: Redis's life and the revision, "" for nothing yet;
-    None where it does not say so, as older ones do.
+    None where it does not say so, as older ones do. Nor do these say what they have in ``common``.
     """
 
     id: str
     url: str
     follows: str | None = None
+    common: Common | None = None
 
     def holds(self, era: str, rev: int) -> bool:
         """Whether this revision holds there, as far as it says."""
@@ -70,6 +72,8 @@ class Roster:
         self._link = link
         self._least_term = least_term
         self._clock = clock
+        self.ahead_s = 0.0
+        """How far the clock here was ahead of Redis's at the last beat."""
         self._sure_till = float("-inf")
 
     def leads(self, now: float) -> bool:
@@ -88,7 +92,7 @@ class Roster:
 
     async def beat(self, threshold: str) -> Beat:
         """Say that this gateway lives and what threshold it would set, hear of the others. Raises RedisAway."""
-        asked = self._clock()
+        asked, wall = self._clock(), time()
         keys = [self._link.key("replicas"), self._link.key("meta")]
         fresh = secrets.token_hex(8)
         record = msgspec.json.encode(self.me)
@@ -97,7 +101,8 @@ class Roster:
         values: list[str | bytes | int] = [self.me.id, record, int(LEASE_S * 1000), term, fresh, said, int(self.stands)]
         found = await self._link.script(BEAT, keys, values)
         try:
-            era, rev, leader, term, in_force, live = found
+            era, rev, leader, term, in_force, live, now = found
+            self.ahead_s = (wall + time()) / 2 - now / 1000
             self.replicas = tuple(msgspec.json.decode(one, type=Replica) for one in live[1::2])
         except (ValueError, TypeError, msgspec.MsgspecError) as error:
             raise RedisAway(f"Redis at {self._link.where}: what lies under this prefix is no gateway's") from error

@@ -50,7 +50,7 @@ if leader == me and ARGV[6] ~= '' then
 end
 return {
     redis.call('HGET', KEYS[2], 'era'), redis.call('HGET', KEYS[2], 'rev') or '0', leader, term,
-    redis.call('HGET', KEYS[2], 'threshold') or '', live
+    redis.call('HGET', KEYS[2], 'threshold') or '', live, now
 }
 """
 )

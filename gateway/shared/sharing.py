@@ -12,6 +12,7 @@ from gateway.conversions import Conversions
 from gateway.decisions import Decisions
 from gateway.history import History
 from gateway.leadership import Leadership
+from gateway.shared.common import Common
 from gateway.shared.slices import Slices
 from gateway.shared.spending import Spending
 from gateway.threshold import Threshold
@@ -24,7 +25,8 @@ class Parts:
     """What of a gateway is kept the same on all of them.
 
     ``reload`` are called when what operators said has changed, ``keys_held`` once that cannot be taken back any more;
-    ``siblings`` gets the others' URLs whenever these do. ``role_epoch`` is the newest that a node here has obeyed.
+    ``siblings`` gets the others' URLs whenever these do. ``role_epoch`` is the newest that a node here has obeyed,
+    ``common`` what this gateway must have in common with the others.
     """
 
     reload: Sequence[Callable[[], None]]
@@ -37,6 +39,7 @@ class Parts:
     meter: TrafficMeter
     siblings: Callable[[tuple[str, ...]], None]
     role_epoch: Callable[[], int]
+    common: Callable[[], Common]
 
 
 class Sharing(Protocol):

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from gateway.shared.audits import SharedAudit
+from gateway.shared.common import Common, differences
 from gateway.shared.leading import TERM_BITS, SharedLeadership
 from gateway.shared.link import RedisAway, RedisLink
 from gateway.shared.records import SharedRecords
@@ -51,14 +52,15 @@ class Together:
         self.audit = SharedAudit(self.link, self.id)
         self._rows = SharedRows(self.link, state)
         self._siblings: tuple[str, ...] = ()
+        self._differences: list[str] = []
         self._led = False
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def trouble(self) -> str | None:
-        """Redis is away, and what follows from that."""
+        """Redis is away, and what follows from that; or gateways do not belong together."""
         if self.link.up:
-            return None
+            return "; ".join(self._differences) or None
         limits = "an even share" if self.slices.degraded else "as last divided"
         return (
             f"Redis at {self.link.where} is away ({self.link.why}): requests are served, limits are {limits}, and "
@@ -69,6 +71,11 @@ class Together:
     def gateways(self) -> int:
         """How many there were at the last answer."""
         return len(self._roster.replicas)
+
+    @property
+    def clock_ahead_s(self) -> float:
+        """How far the clock here was ahead of Redis's at the last answer."""
+        return self._roster.ahead_s
 
     def start(self, url: str, parts: Parts) -> None:
         """Begin to beat."""
@@ -181,9 +188,11 @@ class Together:
         """Say and hear what there is; the revision that others have."""
         threshold, follows = parts.threshold, self._rows.follows
         said = "" if follows is None else "{} {}".format(*follows)
-        self._roster.me = msgspec.structs.replace(self._roster.me, follows=said)
+        common = parts.common()
+        self._roster.me = msgspec.structs.replace(self._roster.me, follows=said, common=common)
         beat = await self._roster.beat(f"{threshold.tokens} {threshold.reason}")
         self._tell_siblings(parts)
+        self._compare(common)
         await self._rows.follow(beat.era, beat.rev)
         for entry in await self.records.entries(beat.era):
             parts.history.take(entry.kind, entry.key, entry.row)
@@ -209,6 +218,14 @@ class Together:
             parts.conversions.abandon()
         if leads or self._roster.leader not in ("", self.id):
             self._led = leads
+
+    def _compare(self, mine: Common) -> None:
+        roster = self._roster
+        others = [(one.url, one.common) for one in roster.replicas if one.id != self.id]
+        found = differences(mine, others, roster.ahead_s)
+        if len(found) > len(self._differences):
+            log.warning("%s", "; ".join(found))
+        self._differences = found
 
     def _tell_siblings(self, parts: Parts) -> None:
         siblings = self._roster.siblings

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -11,7 +12,7 @@ from gateway.clusters import ClusterState
 from gateway.history import ConversionRecord, Phase
 from gateway.keys import Role as KeyRole
 from gateway.kv_audits import Served
-from gateway.shared import together
+from gateway.shared import roster, together
 from gateway.shared.settings import parse_redis
 from gateway.terms import KeyLimits
 from kvcache import control
@@ -161,6 +162,23 @@ async def test_revoked_credentials_are_dismissed_by_both(both):
     assert session.lost == "credentials_revoked"
     with pytest.raises(websockets.InvalidStatus):
         await FakeNode(second.url, "p", Role.PREFILL, second.info, cluster="east", token=token).start()
+
+
+async def test_a_gateway_that_does_not_belong_to_the_others_or_whose_clock_is_off_says_so(both, monkeypatch):
+    first, second = both
+    mine = second.gateway.shared._parts
+    other = msgspec.structs.replace(mine.common(), model="another")
+    second.gateway.shared._parts = replace(mine, common=lambda: other)
+    for task in second.gateway.shared._tasks:
+        task.cancel()
+    second.gateway.shared.start(second.url, second.gateway.shared._parts)
+    await first.until(lambda: first.gateway.shared.trouble)
+    ready = (await first.client.get("/ready")).json()
+    assert "serves another model over the same Redis" in ready["degraded"]
+    monkeypatch.setattr(roster, "time", lambda: time.time() + 300)
+    await first.until(lambda: "300 s ahead of" in (first.gateway.shared.trouble or ""))
+    metrics = (await first.client.get("/metrics")).text
+    assert "prfaas_clock_ahead_seconds 300" in metrics or "prfaas_clock_ahead_seconds 299.9" in metrics
 
 
 async def test_either_audit_log_tells_what_was_asked_of_both(both, redis):
