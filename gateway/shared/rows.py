@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import msgspec
 
@@ -70,11 +70,10 @@ class SharedRows:
 
         The first ``follow`` adds what only this gateway knows.
         """
-        gone = await self._link.together(*(("HKEYS", self._link.key("gone", table)) for table in OPERATOR_TABLES))
         brought = self._local()
-        for table, names in zip(OPERATOR_TABLES, gone, strict=True):
+        for table, names in (await self._removed()).items():
             for name in names:
-                brought[table].pop(name.decode(), None)
+                brought[table].pop(name, None)
         found = await self._link.together(*(("HGETALL", self._link.key("rows", table)) for table in OPERATOR_TABLES))
         self._apply({table: brought[table] | _rows(rows) for table, rows in zip(OPERATOR_TABLES, found, strict=True)})
 
@@ -110,33 +109,66 @@ class SharedRows:
                 self._tell_held()
 
     async def _read(self) -> None:
-        """Make the state what Redis holds. Raises RedisAway."""
-        meta = self._link.key("meta")
+        """Make the state what Redis holds; what it has lost is put there again. Raises RedisAway."""
+        era, rev, known = await self._held_there()
+        lost = self._lost(known, await self._removed()) if self._lacks(known) else []
+        if lost:
+            log.warning(
+                "redis %s lacks rows=%d that were not removed, which are put there again", self._link.where, len(lost)
+            )
+            await self._seed(era, lost)
+            era, rev, known = await self._held_there()
+        if known != self._local():
+            self._apply(known)
+        self._known, self._era, self._rev = known, era, rev
+
+    async def _held_there(self) -> tuple[str, str, dict[str, Rows]]:
+        """Redis's life, the revision, and the rows. Raises RedisAway."""
         found = await self._link.together(
-            ("HMGET", meta, "era", "rev"), *(("HGETALL", self._link.key("rows", table)) for table in OPERATOR_TABLES)
+            ("HMGET", self._link.key("meta"), "era", "rev"),
+            *(("HGETALL", self._link.key("rows", table)) for table in OPERATOR_TABLES),
         )
         (era, rev), *tables = found
         if era is None:
             raise RedisAway(f"Redis at {self._link.where} was emptied, and is being filled again")
         known = {table: _rows(rows) for table, rows in zip(OPERATOR_TABLES, tables, strict=True)}
-        if known != self._local():
-            self._apply(known)
-        self._known, self._era, self._rev = known, era.decode(), (rev or b"0").decode()
+        return era.decode(), (rev or b"0").decode(), known
+
+    async def _removed(self) -> dict[str, set[str]]:
+        """Names of rows that operators removed. Raises RedisAway."""
+        gone = await self._link.together(*(("HKEYS", self._link.key("gone", table)) for table in OPERATOR_TABLES))
+        return {table: {name.decode() for name in names} for table, names in zip(OPERATOR_TABLES, gone, strict=True)}
+
+    def _lacks(self, known: dict[str, Rows]) -> bool:
+        """Whether something that is here is not there."""
+        return any(rows.keys() - known[table].keys() for table, rows in self._local().items())
+
+    def _lost(self, known: dict[str, Rows], removed: dict[str, set[str]]) -> list[tuple[str, str, bytes]]:
+        """Table, name and row of what is here, is not there and was not removed: Redis evicted it, or never had it."""
+        return [
+            (table, name, row)
+            for table, rows in self._local().items()
+            for name, row in rows.items()
+            if name not in known[table] and name not in removed[table]
+        ]
 
     async def _reread(self) -> None:
-        try:
+        self._apply(self._known)  # what was changed here alone is not to be put there
+        with suppress(RedisAway):
             await self._read()
-        except RedisAway:
-            self._apply(self._known)
 
     async def _put_there(self, era: str) -> None:
-        words: list[str | bytes] = []
-        for number, table in enumerate(OPERATOR_TABLES, start=1):
-            for name, row in self._local()[table].items():
-                words += [str(number), name, row]
-        if words:
-            added = await self._link.script(SEED, self._keys(), [era, *words])
+        rows = [(table, name, row) for table, rows in self._local().items() for name, row in rows.items()]
+        if rows:
+            added = await self._seed(era, rows)
             log.info("redis %s era=%s rows put there=%s", self._link.where, era, added)
+
+    async def _seed(self, era: str, rows: Sequence[tuple[str, str, bytes]]) -> int:
+        """Add what is not there and was not removed; how many that were, -1 for another life of Redis."""
+        words: list[str | bytes] = [era]
+        for table, name, row in rows:
+            words += [str(OPERATOR_TABLES.index(table) + 1), name, row]
+        return int(await self._link.script(SEED, self._keys(), words))
 
     async def _write(self, changes: list[tuple[int, str, bytes]]) -> bool:
         words: list[str | bytes] = [self._era or "", self._rev]

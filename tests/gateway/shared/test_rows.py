@@ -117,6 +117,24 @@ async def test_two_that_change_at_the_same_time_do_not_undo_each_other(link, mod
     assert list(a.tenants.all()) == ["theirs"]
 
 
+async def test_rows_that_redis_lost_alone_are_put_there_again_and_those_removed_are_not(redis, link, model):
+    a, b = await two(link, model)
+    async with a.rows.writing():
+        _, secret = a.keys.create("ops", KeyRole.ADMIN)
+        removed, _ = a.keys.create("gone", KeyRole.CLIENT)
+    await b.beat()
+    async with a.rows.writing():
+        a.keys.revoke(removed)
+    redis.say("DEL", "{prfaas}:rows:keys")
+    async with a.rows.writing():
+        a.tenants.set("blue", TenantTerms())
+    await b.beat()
+    for one in (a, b, One(link(), model, "c")):
+        await one.rows.first()
+        assert [entry.principal.name for entry in one.keys.entries()] == ["ops"]
+        assert one.keys.find(secret)
+
+
 async def test_without_redis_a_change_is_refused_before_it_is_made(redis, link, model):
     a, _ = await two(link, model)
     redis.kill()
