@@ -8,8 +8,8 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 
 from gateway.answers import json_answer, needs
+from gateway.bodies import read_json
 from gateway.errors import ApiError
-from gateway.exchange import read_json
 from gateway.keys import Role
 from gateway.openai.requests import convert, decode_json
 from gateway.tenants import Tenants

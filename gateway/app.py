@@ -150,8 +150,9 @@ class Gateway:
         self._budgets = Budgets(state, self.shared.spending)
         admission = Admission(tenants, self.waiting.metrics, self._budgets, self.shared.slices)
         splits = split_serving(services, self.fleet, self._upstream, self._health, self._tokenizing)
-        self.generation = Generation(services, self._tokenizing, admission, splits)
-        self.relay = self._relayed(admission)
+        self.generation = Generation(services, self._tokenizing, self._access, admission, self._cors, splits)
+        self.answers = self._relayed(admission) or self.generation
+        """What answers requests to generate, which do not come by ASGI."""
         issuer = _issuer(config)
         door, tokens = Door(self.registry, issuer, config.join_token), JoinTokens(self.registry, issuer)
         self.refusals = Refusals(self.audit.refused)
@@ -197,7 +198,6 @@ class Gateway:
             self._cors,
             self.audit,
             self.shared,
-            self.generation,
             self._streams,
             self._routes,
         )
@@ -260,7 +260,7 @@ class Gateway:
         self.live.follow(changed)
 
     def _relayed(self, admission: Admission) -> Relay | None:
-        """What answers requests to external engines below ASGI; None where there are none."""
+        """What answers requests to external engines, and hands on the others; None where there are none."""
         if self.config.engines_file is None:
             return None
         figures = RelayFigures(self.metrics)
@@ -276,6 +276,7 @@ class Gateway:
             Places(self.registry),
             self._upstream,
             self._cors,
+            self.generation.answer,
             self._tracer,
         )
 

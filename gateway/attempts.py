@@ -40,6 +40,9 @@ HEARSAY_S = 0.5
 _TRACED = ("codec", "raw_bytes", "wire_bytes", "transfer_s", "exposed_s", "prefill_s", "cached_tokens")
 
 
+Hear = Callable[[AnswerPart], None]
+
+
 @dataclass(frozen=True, slots=True)
 class PrefillLeg:
     """The prefill side of an attempt: where, what to send there, what may carry the KV, and the range it covers.
@@ -81,7 +84,7 @@ class Preparation(Protocol):
 
 
 class Attempt:
-    """Owns the jobs of one try on its two nodes; the caller reads ``next`` and must ``close`` it."""
+    """Owns the jobs of one try on its two nodes; the caller reads ``next``, or is told, and must ``close`` it."""
 
     def __init__(
         self,
@@ -110,6 +113,8 @@ class Attempt:
         self._quality = quality
         self._answer = plausible.AnswerCheck(job)
         self._items: deque[AnswerPart] = deque()
+        self._hear: Hear | None = None
+        self._broken: Exception | None = None
         self._failure: AttemptFailed | None = None
         self._bell = Bell()
         self._transferred = leg is None
@@ -159,6 +164,37 @@ class Attempt:
         assert self._failure is not None
         raise self._failure
 
+    def tell(self, hear: Hear | None) -> None:
+        """From now on hand over each piece at once, first those that wait; with None they wait again, so many of them.
+
+        What ``hear`` raises is raised by ``over``.
+        """
+        self._hear = hear
+        while self._items and self._hear is not None:
+            self._hand_over(self._hear, self._items.popleft())
+        if not self._items and (self._finished or self._failure is not None):
+            self._bell.ring()
+
+    @property
+    def unheard(self) -> bool:
+        """Whether pieces wait to be handed over."""
+        return bool(self._items)
+
+    async def over(self, due: float) -> None:
+        """Return when all of the answer was handed over.
+
+        Raises AttemptFailed once what came before the failure was, what hearing it raised, and TimeoutError at ``due``,
+        the event loop's time.
+        """
+        while True:
+            if self._broken is not None:
+                raise self._broken
+            if not self._items and self._finished:
+                return
+            if not self._items and self._failure is not None:
+                raise self._failure
+            await self._bell.wait(due)
+
     def close(self, outcome: str, failure: AttemptFailed | None = None) -> None:
         """End both legs: what still runs is cancelled. Idempotent; the first outcome stays."""
         if self._closed:
@@ -189,6 +225,9 @@ class Attempt:
 
     def on_message(self, node: NodeSession, message: FromNode) -> None:
         """A message of one of the two jobs; one that the sender has no business to send ends the attempt."""
+        if self._transferred and node is self.decode and isinstance(message, Delta):
+            self._on_answer(message)  # nearly all that is said, so it is looked for first
+            return
         if self._transferred and self._is_prefill(node) and not isinstance(message, PrefillStarted | PrefillDone):
             return  # its part is committed; nothing that it says can matter any more, but for what it had cached
         match message:
@@ -319,8 +358,21 @@ class Attempt:
             self._finished = True
             if self.leg is not None:  # the decode node does not know what its prefill node need not compute
                 item = structs.replace(item, cached_tokens=self._cached_tokens)
-        self._items.append(item)
-        self._bell.ring()
+        if self._hear is None:
+            self._items.append(item)
+            self._bell.ring()
+            return
+        self._hand_over(self._hear, item)
+        if self._finished:
+            self._bell.ring()
+
+    def _hand_over(self, hear: Hear, item: AnswerPart) -> None:
+        """Whose answer cannot be told must not do harm to the node that said it, and to all others' answers there."""
+        try:
+            hear(item)
+        except Exception as error:
+            self._hear, self._broken = None, error
+            self._bell.ring()
 
     def _on_failed(self, failure: AttemptFailed) -> None:
         """``aborted`` is hearsay: the other leg has ended and says why itself. Give its word a moment to arrive."""

@@ -11,17 +11,25 @@ from typing import Any, Protocol
 import msgspec
 
 from gateway.asgi import Scope, header
+from gateway.bodies import BODY_TIMEOUT_S
 from gateway.eager import Eager
 from gateway.errors import ApiError
-from gateway.exchange import BODY_TIMEOUT_S
 from gateway.fleet.config import EngineConfig
+from gateway.openai.responses import sse
 from gateway.relay.headers import Header, lines
+from gateway.request_record import Route
+from kvcache.tracing import NO_SPAN, Span
 
 log = logging.getLogger(__name__)
 
 UNREAD_S = 60.0
 """How long a client may read nothing of what waits for it; then its connection is closed."""
-_JSON = (b"content-type", b"application/json")
+JSON = ((b"content-type", b"application/json"),)
+_SSE = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
 _STATUS = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
@@ -50,9 +58,6 @@ class Connected(Protocol):
     def on_response_complete(self) -> None:
         """An answer has left whole."""
 
-    async def hand_over(self, caller: Caller, body: bytes) -> None:
-        """Let the application answer this request."""
-
 
 class Caller:
     """One request. uvicorn's protocol keeps it where it keeps its own cycles, and reads the public attributes."""
@@ -80,9 +85,10 @@ class Caller:
         self.request_id = ""
         self.route = "none"
         self.extra: list[Header] = []
+        """Headers of the answer besides the engine's."""
         self.told: list[Header] = []
         """What every answer says beside that: what is left to use, who may read it."""
-        """Headers of the answer besides the engine's."""
+        self.span: Span = NO_SPAN
         self.status = 499
         self.begun = False
         self._serve = serve
@@ -94,10 +100,13 @@ class Caller:
         self._unread: asyncio.TimerHandle | None = None
         self._pause: Callable[[], None] | None = None
         self._resume: Callable[[], None] | None = None
+        self._emptied: asyncio.Future[None] | None = None
         self.write = connection.transport.write
 
     async def run_asgi(self, app: Any) -> None:
         """What uvicorn starts when it is this request's turn."""
+        if self.disconnected:
+            return
         self._task = asyncio.current_task()
         await self._run()
 
@@ -159,6 +168,10 @@ class Caller:
         self._body = []
         return whole
 
+    def put_back(self, body: bytes) -> None:
+        """Let ``body`` return it once more, to whoever needs it next; until then it is kept here alone."""
+        self._body = [body]
+
     def _body_due(self) -> None:
         if self._arrived is not None and not self._arrived.done():
             text = f"the body did not come within {BODY_TIMEOUT_S:g} s"
@@ -180,7 +193,18 @@ class Caller:
         way = ((b"x-prfaas-route", self.route.encode()), (b"x-prfaas-engine", engine.name.encode()))
         self.extra = [*self.extra[:1], *way]
 
-    def begin(self, status: int, headers: list[Header], length: int | None) -> bytes:
+    def took(self, route: Route) -> None:
+        """The same of a request that is split here."""
+        self.route = route.route
+        self.extra = [
+            *self.extra[:1],
+            (b"x-prfaas-route", route.route.encode()),
+            (b"x-prfaas-route-reason", route.reason.encode()),
+            (b"x-prfaas-prefill", route.prefill.encode()),
+            (b"x-prfaas-kv-codec", route.codec.encode()),
+        ]
+
+    def begin(self, status: int, headers: Iterable[Header], length: int | None) -> bytes:
         """The head of an answer, to be written now. Without a length its body is chunked, or ends with the connection.
 
         It is handed back, so that what is there of the body can leave with it.
@@ -194,6 +218,22 @@ class Caller:
             framing, self.keep_alive = b"", False
         return self._head(status, headers, framing)
 
+    def stream(self) -> None:
+        """Begin an answer of events; ``send`` and ``end`` follow."""
+        self.write(self.begin(200, _SSE, None))
+
+    def send(self, data: bytes) -> None:
+        """Events of it."""
+        self.write(b"%x\r\n%s\r\n" % (len(data), data) if self.chunked else data)
+
+    def end(self, data: bytes) -> None:
+        """The last of them, if any are left."""
+        if data:
+            self.send(data)
+        if self.chunked:
+            self.write(b"0\r\n\r\n")
+        self.finish()
+
     def respond(self, status: int, headers: Iterable[Header], body: bytes) -> None:
         """A whole answer."""
         self.status, self.begun = status, True
@@ -201,9 +241,13 @@ class Caller:
         self.finish()
 
     def refuse(self, error: ApiError) -> None:
-        """An answer of the gateway's own. Nothing for a client that is gone."""
-        if not self.disconnected:
-            self.respond(error.status, (_JSON, *error.headers()), msgspec.json.encode(error.body()))
+        """An answer of the gateway's own: an event where a stream has begun. Nothing for a client that is gone."""
+        if self.disconnected or self.response_complete:
+            return
+        if self.begun:
+            self.end(sse(error.body()))
+        else:
+            self.respond(error.status, (*JSON, *error.headers()), msgspec.json.encode(error.body()))
 
     def finish(self) -> None:
         """The answer has been written to its end."""
@@ -224,6 +268,11 @@ class Caller:
         self.response_complete = True
         self.connection.transport.close()
         self.connection.on_response_complete()
+
+    def drop(self) -> None:
+        """It does not read: what waits for it is thrown away with its connection."""
+        self.response_complete = True
+        self.connection.transport.abort()
 
     def _head(self, status: int, headers: Iterable[Header], framing: bytes) -> bytes:
         first = _STATUS.get(status) or b"HTTP/1.1 %d \r\n" % status
@@ -252,6 +301,14 @@ class Caller:
         self._end_unread()
         if self._resume is not None:
             self._resume()
+        if self._emptied is not None and not self._emptied.done():
+            self._emptied.set_result(None)
+
+    async def room(self) -> None:
+        """Return when more may be written. Who cannot be stopped between two writes uses ``flows``."""
+        if self._unread is not None:
+            self._emptied = self.connection.loop.create_future()
+            await self._emptied
 
     def on_gone(self) -> None:
         """It left: whatever is done for it ends."""

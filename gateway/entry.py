@@ -1,4 +1,4 @@
-"""Where requests come in: who asks is found out, then they go to generation, the streams of nodes, or the routes."""
+"""Where requests come in, but for those to generate: who asks is found out, then they go to streams or routes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.audit import AuditLog
 from gateway.config import GatewayConfig
 from gateway.cors import Cors
 from gateway.errors import ApiError
-from gateway.hot import ENDPOINTS, Generation
+from gateway.hot import ENDPOINTS
 from gateway.methods import methods_at, with_implied
 from gateway.shared.committing import changes_shared, committed
 from gateway.shared.sharing import Sharing
@@ -32,7 +32,6 @@ class Entry:
         cors: Cors,
         audit: AuditLog,
         shared: Sharing,
-        generation: Generation,
         streams: ControlStreams,
         routes: FastAPI,
     ) -> None:
@@ -41,7 +40,6 @@ class Entry:
         self._cors = cors
         self._audit = audit
         self._shared = shared
-        self._generation = generation
         self._streams = streams
         self._routes = routes
 
@@ -60,9 +58,10 @@ class Entry:
             except ApiError as error:
                 await refused(error)(scope, receive, send)
                 return
-            endpoint = ENDPOINTS.get(path)
-            if endpoint is not None:
-                await self._generation.serve(endpoint, principal, scope, receive, send)
+            if path in ENDPOINTS:  # what may be done there does not come by ASGI
+                text, allowed = f"{path} takes POST, not {scope['method']}", with_implied({"POST"})
+                wrong = ApiError(405, text, code="method_not_allowed", allow=allowed)
+                await refused(wrong)(scope, receive, send)
                 return
             scope["prfaas.principal"] = principal
             send = self._audit.watching(scope, principal.key_id or principal.name, send)

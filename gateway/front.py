@@ -17,9 +17,8 @@ from uvicorn.server import ServerState
 from gateway import protocol
 from gateway.asgi import Scope
 from gateway.caller import Caller
-from gateway.protocol import MAX_HEAD_BYTES, BoundedHttp
+from gateway.protocol import MAX_HEAD_BYTES, Answers, BoundedHttp
 from gateway.relay.headers import Header, lines
-from gateway.relay.relay import Relay
 
 MAX_AHEAD_BYTES = 64 << 10
 """Of what a client says before the answer to its request: then it is read no further until that answer has left."""
@@ -43,9 +42,8 @@ class Front(asyncio.Protocol):
         self._config = config
         self._state = server_state
         self._app_state = app_state
-        self._relay: Relay | None = getattr(config.app, "relay", None)
+        self._answers: Answers = config.app.answers  # type: ignore[union-attr]
         self._caller: Caller | None = None
-        self._head = b""
         self._missing = 0
         """Bytes of the request's body that are still to come."""
         self._ahead = b""
@@ -94,18 +92,17 @@ class Front(asyncio.Protocol):
     # ---- a request
 
     def _on_request(self, data: bytes) -> None:
-        relay = self._relay
-        path = None if relay is None else _ORDINARY.match(data)
+        path = _ORDINARY.match(data)
         end = data.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES) + 4
         head = None if path is None or end < 4 else _read(data[:end])
-        if relay is None or path is None or head is None:
+        if path is None or head is None:
             self._to_uvicorn(data)
             return
         self._stay()
-        self._head = data[:end]
         scope = self._scope(path[1], head.headers)
+        answers = self._answers
         caller = self._caller = Caller(
-            self, relay.serve, scope, relay.max_body_bytes, head.keep_alive, chunked=True, waits_for_100=False
+            self, answers.serve, scope, answers.max_body_bytes, head.keep_alive, chunked=True, waits_for_100=False
         )
         self._missing = head.length
         self._on_body(data[end:])
@@ -169,11 +166,6 @@ class Front(asyncio.Protocol):
             self._close_in(protocol.LINGER_S)
         else:
             self._next()
-
-    async def hand_over(self, caller: Caller, body: bytes) -> None:
-        """Let the application answer this request: as if uvicorn had read it."""
-        self.transport.resume_reading()
-        self._to_uvicorn(self._head + body + self._ahead)
 
     # ---- what uvicorn asks
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from secrets import SystemRandom
 
@@ -21,6 +20,7 @@ from gateway.attempts import Attempt
 from gateway.breakers import Trial
 from gateway.building import Prompted
 from gateway.config import FallbackPolicy
+from gateway.ending import READ_GRACE_S
 from gateway.errors import ApiError
 from gateway.failures import AttemptFailed, kind_of
 from gateway.falling_back import Fallback
@@ -29,11 +29,11 @@ from gateway.kv_audits import Served
 from gateway.kv_lookup import Held
 from gateway.lateness import late_after_s
 from gateway.moving import MOVED
-from gateway.request_record import RequestRecord, Route
+from gateway.request_record import RequestRecord
 from gateway.services import Services
 from gateway.turn import Turn, Way
 from gateway.uncached import uncached_at_home
-from kvcache.control import AnswerPart, Delta, Finished
+from kvcache.control import AnswerEnded, AnswerPart, Delta, Finished
 from kvcache.quality import Quality
 from kvcache.tracing import part
 from scheduler.admission.holding import displaced
@@ -48,12 +48,14 @@ LOOK_AGAIN_S = 1.0
 _CHANCE = SystemRandom()
 ANOTHER_NODE = (Failure.NOT_SENT, Failure.LOST, Failure.BUSY)
 """What says nothing of the request itself, so that another node may well do better."""
+METERED_EVERY_S = 1.0
+"""How often the meter hears of an answer's tokens while it goes on."""
 PREFIX_GONE = "prefix_gone"
 """A decode node's word that it no longer holds what a transfer left out."""
 
 
 class RequestLife:
-    """Call ``first``, then ``following`` until Finished, and in any case ``close``."""
+    """Call ``first``, then ``rest``, and in any case ``close``."""
 
     def __init__(self, services: Services, prompted: Prompted) -> None:
         self._s = services
@@ -61,7 +63,7 @@ class RequestLife:
         self._loop = asyncio.get_running_loop()
         began = self._loop.time()
         self.deadline = began + services.config.request_timeout_s
-        self._record = RequestRecord(prompted, began)
+        self.record = RequestRecord(prompted, began)
         self._turn = Turn(services.waiting, prompted, began, self.deadline)
         self._policy = services.policy
         self._retrying = Retrying(services.retries, began)
@@ -70,23 +72,14 @@ class RequestLife:
         self._without: set[str] = set()
         self._dispatched_at = began
         self._held: tuple[float, Mapping[str, Held]] = (float("-inf"), {})
+        self._hear: Callable[[AnswerPart], None] | None = None
+        self._heard_at = began
+        self._held_back = False
+        self._unmetered = 0
+        self._metered_at = float("-inf")
+        """What is spoken first begins the answer for the meter, too, so it is told at once."""
         self._counted = False
         self._closed = False
-
-    @property
-    def route(self) -> Route:
-        """The way that the last attempt took."""
-        return self._record.route
-
-    @property
-    def finished(self) -> Finished | None:
-        """How the answer ended, once it ended well."""
-        return self._record.finished
-
-    @property
-    def spoken(self) -> int | None:
-        """Tokens of the answer that came so far; None before the first."""
-        return self._record.spoken
 
     async def first(self) -> AnswerPart:
         """The first piece of the answer, by the first way or the fallback. Raises ApiError."""
@@ -95,44 +88,92 @@ class RequestLife:
         except AttemptFailed as failure:
             if self._s.config.fallback is FallbackPolicy.FAIL:
                 self._s.metrics.fallbacks.labels("forbidden").inc()
-                raise refusals.failed(f"the {self.route.route} way failed", failure) from failure
+                raise refusals.failed(f"the {self.record.route.route} way failed", failure) from failure
             return await self._at_home(failure)
 
-    async def following(self) -> AnswerPart:
-        """The next piece after the first, up to Finished. Raises ApiError when the answer breaks off."""
-        attempt = self._record.attempts[-1]
-        before = self._loop.time()
+    async def rest(self, first: AnswerPart, hear: Callable[[Delta | AnswerEnded], None]) -> Finished:
+        """``hear`` each piece as it comes, and return how the answer ended.
+
+        Raises ApiError where it breaks off, and TimeoutError where what came is not heard for too long: see ``hold``.
+        """
+        if isinstance(first, Finished):
+            return first
+        hear(first)
+        attempt = self.record.attempts[-1]
+        self._heard_at = self._loop.time()
+        self._hear = self._hearing(hear)
+        if not self._held_back:
+            attempt.tell(self._hear)
         try:
-            item = await attempt.next(max(0.0, self.deadline - before))
-        except TimeoutError:
-            self._blame(AttemptFailed("decode", "deadline", node_id=attempt.option.decode_node))
-            raise self._too_late() from None
+            await self._over(attempt)
         except AttemptFailed as failure:
             self._note(attempt, failure)
             raise refusals.failed("the answer broke off", failure) from failure
-        self._s.metrics.gap.observe(self._loop.time() - before)
-        self._saw(item)
-        return item
+        finally:
+            attempt.tell(None)
+        done = self.record.finished
+        assert done is not None
+        return done
+
+    def hold(self) -> None:
+        """Until ``go_on`` nobody hears what comes: it waits, within bounds."""
+        self._held_back = True
+        if self._hear is not None:
+            self.record.attempts[-1].tell(None)
+
+    def go_on(self) -> None:
+        """What waits is heard, and what follows."""
+        self._held_back = False
+        self._heard_at = self._loop.time()
+        if self._hear is not None:
+            self.record.attempts[-1].tell(self._hear)
+
+    async def _over(self, attempt: Attempt) -> None:
+        """Raises AttemptFailed, ApiError at the deadline, and TimeoutError where a client has not read all by then."""
+        for due in (self.deadline, self.deadline + READ_GRACE_S):
+            try:
+                await attempt.over(due)
+                return
+            except TimeoutError:
+                if not attempt.unheard:
+                    self._blame(AttemptFailed("decode", "deadline", node_id=attempt.option.decode_node))
+                    raise self._too_late() from None
+        raise TimeoutError
+
+    def _hearing(self, hear: Callable[[Delta | AnswerEnded], None]) -> Callable[[AnswerPart], None]:
+        """What is done for each piece of an answer, once for every token that is spoken."""
+        time_now, gap = self._loop.time, self._s.metrics.gap.only
+
+        def heard(item: AnswerPart) -> None:
+            now = time_now()
+            gap.observe(now - self._heard_at)
+            self._heard_at = now
+            self._saw(item, now)
+            if not isinstance(item, Finished):
+                hear(item)
+
+        return heard
 
     def close(self, outcome: str) -> None:
         """Let go of everything and keep the record. Idempotent."""
         if self._closed:
             return
         self._closed = True
-        if not self._p.measures:
-            self._s.meter.ended(self, self.finished is not None)
-        if self.finished is not None:
-            outcome = "finished"
-        if self._record.attempts:
-            self._record.attempts[-1].close(outcome)
-            if self.finished is not None:
-                self._perhaps_audited(self._record.attempts[-1])
-        self._count_moves()
-        self._turn.end(self.finished)
         now = self._loop.time()
+        self._metered(now)
+        if not self._p.measures:
+            self._s.meter.ended(self, self.record.finished is not None)
+        if self.record.finished is not None:
+            outcome = "finished"
+        if self.record.attempts:
+            self.record.attempts[-1].close(outcome)
+            if self.record.finished is not None:
+                self._perhaps_audited(self.record.attempts[-1])
+        self._count_moves()
+        self._turn.end(self.record.finished)
         if self._trial is not None:
-            self._trial.end(self.finished is not None, now)
-        self._s.decisions.add(self._record.plain(outcome, self._policy.values, self._turn.waited_s, now))
+            self._trial.end(self.record.finished is not None, now)
+        self._s.decisions.add(self.record.plain(outcome, self._policy.values, self._turn.waited_s, now))
 
     def _perhaps_audited(self, attempt: Attempt) -> None:
         """KV that a remote cluster computed may have to stand a comparison."""
@@ -149,9 +190,9 @@ class RequestLife:
         """The way that policy chooses; again where a node held less than was thought, or another remote way is left."""
         await self._go(Way(self._decide, self._start_first, self._refused))
         while True:
-            attempt = self._record.attempts[-1]
+            attempt = self.record.attempts[-1]
             try:
-                return await self._first_of(attempt, late_after_s(self._record.decisions[-1]))
+                return await self._first_of(attempt, late_after_s(self.record.decisions[-1]))
             except AttemptFailed as failure:
                 self._note(attempt, failure)
                 node = attempt.option.decode_node
@@ -167,12 +208,12 @@ class RequestLife:
 
     def _elsewhere(self, attempt: Attempt, failure: AttemptFailed) -> bool:
         """Whether a remote way that failed leaves another one. Home is for the fallback, whose budget protects it."""
-        if self._s.config.fallback is FallbackPolicy.FAIL or not self._record.decisions[-1].remote:
+        if self._s.config.fallback is FallbackPolicy.FAIL or not self.record.decisions[-1].remote:
             return False
         assert self._trial is not None
         if kind_of(failure) not in ANOTHER_NODE and self._trial.blamed(failure) != attempt.option.prefill_node:
             return False
-        self._without |= Fallback(self._s, attempt, failure, self.route.route).without
+        self._without |= Fallback(self._s, attempt, failure, self.record.route.route).without
         return self._decide().remote
 
     def _start_remote(self, failure: AttemptFailed, decision: Decision) -> None:
@@ -192,7 +233,7 @@ class RequestLife:
     async def _at_home(self, failure: AttemptFailed) -> AnswerPart:
         """The fallback, and others for it where it fails. Raises ApiError."""
         while True:
-            fallback = Fallback(self._s, self._record.attempts[-1], failure, self.route.route)
+            fallback = Fallback(self._s, self.record.attempts[-1], failure, self.record.route.route)
             self._without |= fallback.without
             attempt = await self._fall_back(fallback)
             try:
@@ -215,7 +256,7 @@ class RequestLife:
         return decision
 
     def _start_first(self, decision: Decision) -> None:
-        if not self._record.attempts and decision.chosen is not None:
+        if not self.record.attempts and decision.chosen is not None:
             try:
                 self._turn.check_slo(decision.chosen.predicted_ttft_s)
             except ApiError:
@@ -233,7 +274,7 @@ class RequestLife:
             try:
                 fallback.spend(decision, self._loop.time())
             except ApiError:
-                self._record.decided(decision, last=True)
+                self.record.decided(decision, last=True)
                 raise
             self._start(decision, last=True)
 
@@ -242,7 +283,7 @@ class RequestLife:
             fallback.refused()
 
         await self._go(Way(choose, start, refused, last=True))
-        return self._record.attempts[-1]
+        return self.record.attempts[-1]
 
     async def _go(self, way: Way) -> None:
         """Wait for a turn, decide, send."""
@@ -250,21 +291,21 @@ class RequestLife:
             await self._turn.go(way)
 
     def _refused(self, decision: Decision, last: bool = False) -> None:
-        self._record.decided(decision, last)
+        self.record.decided(decision, last)
         self._s.metrics.decisions.labels("none", decision.reason.value).inc()
 
     # ---- one attempt
 
     def _start(self, decision: Decision, last: bool) -> None:
         """Send it by the way chosen. Raises ApiError where there is none."""
-        self._record.decided(decision, last)
+        self.record.decided(decision, last)
         kind = "none" if decision.chosen is None else "remote" if decision.remote else "local"
         self._s.metrics.decisions.labels(kind, decision.reason.value).inc()
         if decision.chosen is None:
             raise refusals.no_way(decision)
-        number, priority = len(self._record.attempts) + 1, self._turn.rank(last or displaced(decision))
+        number, priority = len(self.record.attempts) + 1, self._turn.rank(last or displaced(decision))
         attempt = self._s.builder.build(self._p, decision.chosen, number, priority, self.deadline - self._loop.time())
-        self._record.attempts.append(attempt)
+        self.record.attempts.append(attempt)
         log.info(
             "dispatch request=%s client_id=%s attempt=%d cluster=%s prefill=%s decode=%s reason=%s",
             self._p.facts.request_id,
@@ -294,12 +335,12 @@ class RequestLife:
                 raise late from None
             self._blame(AttemptFailed("wait", "deadline"))
             raise self._too_late() from None
-        now = self._record.first_at = self._loop.time()
+        now = self.record.first_at = self._loop.time()
         assert self._trial is not None
         self._trial.prefilled(now)
-        self._s.metrics.ttft.labels(self.route.route).observe(now - self._record.began)
+        self._s.metrics.ttft.labels(self.record.route.route).observe(now - self.record.began)
         self._p.span.happened("first_token")
-        self._saw(item)
+        self._saw(item, now)
         self._count_transfer(attempt)
         self._learn(attempt, now)
         nodes = [node for node in (attempt.option.prefill_node, attempt.option.decode_node) if node is not None]
@@ -311,7 +352,7 @@ class RequestLife:
 
     def _learn(self, attempt: Attempt, now: float) -> None:
         """How far the prediction was off, which that of whatever comes last at home is for reasons of its own."""
-        decision, option = self._record.decisions[-1], attempt.option
+        decision, option = self.record.decisions[-1], attempt.option
         if option.cluster is None or option.predicted_ttft_s is None:
             return
         if decision.reason is Reason.FALLBACK or displaced(decision):
@@ -337,15 +378,22 @@ class RequestLife:
 
     # ---- accounting
 
-    def _saw(self, item: AnswerPart) -> None:
-        self._record.saw(item)
+    def _saw(self, item: AnswerPart, now: float) -> None:
+        self.record.saw(item)
         if isinstance(item, Delta):
-            if not self._p.measures:
-                self._s.meter.spoke(self, len(item.token_ids), time.monotonic())
+            self._unmetered += len(item.token_ids)
+            if now >= self._metered_at + METERED_EVERY_S:
+                self._metered(now)
         elif isinstance(item, Finished) and item.prompt_tokens != len(self._p.token_ids):
             log.warning("usage differs request=%s node_says=%d", self._p.facts.request_id, item.prompt_tokens)
             self._s.metrics.usage_differs.inc()
             self._s.prefixes.distrust()
+
+    def _metered(self, now: float) -> None:
+        """Tell of what was spoken since this was last told."""
+        if self._unmetered and not self._p.measures:
+            self._s.meter.spoke(self, self._unmetered, now)
+        self._unmetered, self._metered_at = 0, now
 
     def _blame(self, failure: AttemptFailed) -> None:
         if self._trial is not None:
@@ -358,7 +406,7 @@ class RequestLife:
         log.warning("attempt failed request=%s attempt=%d %s", self._p.facts.request_id, attempt.number, failure)
 
     def _count_moves(self) -> None:
-        for attempt in self._record.attempts:
+        for attempt in self.record.attempts:
             if attempt.before is not None:
                 self._s.metrics.moves.labels(attempt.before.outcome).inc()
                 self._s.metrics.moved_bytes.inc(attempt.before.wire_bytes)

@@ -1,29 +1,41 @@
 """HTTP/1.1 with a bound on all that is no body: how much of it is kept, and how long it may take to arrive.
 
-Requests that may be relayed are answered from here, past ASGI; all others go uvicorn's way.
+Requests to generate are answered from here, past ASGI; all others go uvicorn's way.
 """
 
 from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Any, Protocol, cast
+from urllib.parse import unquote_to_bytes
 
 import httptools
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.asgi import Scope
 from gateway.caller import Caller
 from gateway.errors import ApiError
+from gateway.hot import ENDPOINTS
 from gateway.relay.headers import lines
-from gateway.relay.relay import PATHS, Relay
 
 MAX_HEAD_BYTES = 64 << 10
 HEAD_TIMEOUT_S = 10.0
-_RELAYED = frozenset(path.encode() for path in PATHS)
+_ANSWERED_HERE = frozenset(path.encode() for path in ENDPOINTS)
 LINGER_S = 5.0
 """How long a body that nobody wants may go on after its answer, so that the client gets to read that answer."""
+
+
+class Answers(Protocol):
+    """Whoever answers requests to generate: the application's ``answers``."""
+
+    @property
+    def max_body_bytes(self) -> int:
+        """What a body may have."""
+
+    async def serve(self, caller: Caller) -> None:
+        """Answer one. Cancelled when its client is gone."""
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -35,7 +47,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._idle_bytes = 0
         self._head_due: asyncio.TimerHandle | None = None
         self._linger: asyncio.TimerHandle | None = None
-        self._relay: Relay | None = getattr(self.config.app, "relay", None)
+        self._answers: Answers = self.config.app.answers  # type: ignore[union-attr]
         self._relaying: Caller | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -88,11 +100,11 @@ class BoundedHttp(HttpToolsProtocol):
         """A parser callback: the head is here."""
         self._advanced = True
         self._head_arrived()
-        path = self._relayed_path()
+        path = self._path_answered_here()
         if path is None:
             super().on_headers_complete()
         else:
-            self._to_relay(path)
+            self._answer(path)
 
     def on_body(self, body: bytes) -> None:
         """A parser callback: a part of a body."""
@@ -116,7 +128,7 @@ class BoundedHttp(HttpToolsProtocol):
         if self.cycle.response_complete and self.cycle.more_body and not self.transport.is_closing():
             self._linger = self.loop.call_later(LINGER_S, self.transport.close)
 
-    # ---- requests that may be relayed
+    # ---- requests to generate
 
     def default_lines(self) -> bytes:
         """Header lines of every answer."""
@@ -126,47 +138,28 @@ class BoundedHttp(HttpToolsProtocol):
         """Whose answer is being written: it hears of the client's leaving and of a full buffer."""
         self._relaying = caller
 
-    async def hand_over(self, caller: Caller, body: bytes) -> None:
-        """Let the application answer this request, as if it had come there at once."""
-        cycle = RequestResponseCycle(
-            scope=caller.scope,  # type: ignore[arg-type]
-            transport=self.transport,
-            flow=self.flow,
-            logger=self.logger,
-            access_logger=self.access_logger,
-            access_log=self.access_log,
-            default_headers=self.server_state.default_headers,
-            message_event=asyncio.Event(),
-            expect_100_continue=False,
-            keep_alive=caller.keep_alive,
-            on_response=self.on_response_complete,
-        )
-        cycle.body, cycle.more_body = bytearray(body), False
-        cycle.message_event.set()
-        if self.cycle is caller:  # type: ignore[comparison-overlap]
-            self.cycle = cycle
-        self._relaying = None
-        await cycle.run_asgi(self.app)
-
-    def _relayed_path(self) -> str | None:
-        """The path of a request that an external engine may answer."""
-        if self._relay is None or self.parser.get_method() != b"POST" or self.parser.should_upgrade():
+    def _path_answered_here(self) -> str | None:
+        """The path of a request to generate; None for all others."""
+        if self.parser.get_method() != b"POST" or (self.parser.should_upgrade() and self._should_upgrade()):
             return None
-        path = self.url if self.url in _RELAYED else httptools.parse_url(self.url).path
-        return path.decode() if path in _RELAYED else None
+        path = self.url
+        if path not in _ANSWERED_HERE:
+            path = httptools.parse_url(path).path
+            if b"%" in path:
+                path = unquote_to_bytes(path)
+        return path.decode() if path in _ANSWERED_HERE else None
 
-    def _to_relay(self, path: str) -> None:
-        """What uvicorn does where a head ends, with the relay's caller in its cycle's place."""
-        assert self._relay is not None
+    def _answer(self, path: str) -> None:
+        """What uvicorn does where a head ends, with a caller in its cycle's place."""
         version = self.parser.get_http_version()
         scope = cast(Scope, self.scope)
         scope.update(method="POST", path=path, raw_path=path.encode(), query_string=b"", http_version=version)
         before = self.cycle
         caller = Caller(
             self,
-            self._relay.serve,
+            self._answers.serve,
             scope,
-            self._relay.max_body_bytes,
+            self._answers.max_body_bytes,
             keep_alive=version != "1.0" and self.parser.should_keep_alive(),
             chunked=version != "1.0",
             waits_for_100=self.expect_100_continue,

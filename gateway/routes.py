@@ -10,12 +10,12 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 
 from gateway.answers import json_answer, needs
+from gateway.bodies import read_json
 from gateway.budgets import Budgets
 from gateway.cluster_routes import add_cluster_routes
 from gateway.clusters import Cluster
 from gateway.decision_routes import add_decision_routes
 from gateway.error_handlers import add_error_handlers
-from gateway.exchange import read_json
 from gateway.joining.tokens import JoinTokens
 from gateway.key_routes import add_key_routes
 from gateway.keys import KeyBook, Role

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -18,6 +18,7 @@ from gateway.executors import OwnNodes
 from gateway.interconnect import Interconnects
 from gateway.joining.door import Door
 from gateway.joining.refusals import Cause, Refusals, TurnedAway
+from gateway.joining.stream_protocol import STREAM
 from gateway.kv_audits import KvAudits
 from gateway.kv_index import KvIndex
 from gateway.metrics import Metrics
@@ -57,6 +58,13 @@ UNREAD_S = 10.0
 _SECOND_LOOK_S = 0.05
 _POLICY_VIOLATION = 1008
 _FIELDS = {Cause.OTHER_CLUSTER: "cluster", Cause.CERTIFICATE_REVOKED: "certificate"}
+
+
+class Stream(Protocol):
+    """The protocol below a control stream."""
+
+    def listen(self, hear: Callable[[bytes], None]) -> None:
+        """From now on ``hear`` binary messages as they are read, those that wait first. It must not raise."""
 
 
 class ControlStreams:
@@ -123,22 +131,21 @@ class ControlStreams:
             away = TurnedAway(Cause.REFUSED, f"{admitted.field}: {admitted.reason}", admitted.field)
             await self._turn_away(send, first, away, admitted)
             return
-        await self._run(admitted, receive, send)
+        await self._run(admitted, scope["state"][STREAM], receive, send)
 
     async def _turn_away(self, send: Send, join: Join, away: TurnedAway, refused: Refused) -> None:
         self._refusals.add(join.node_id, join.cluster, away)
         await self._refuse(send, refused)
 
-    async def _run(self, session: NodeSession, receive: Receive, send: Send) -> None:
+    async def _run(self, session: NodeSession, stream: Stream, receive: Receive, send: Send) -> None:
         session.send(Welcome(self._public_key, self._config.beat_s, self._config.lease_s, self._gateway))
         if self._siblings and session.join.siblings:
             session.send(Siblings(self._siblings))
         self._kv_index.joined(session)
         self._interconnects.joined(session)
-        tasks = {
-            asyncio.create_task(part)
-            for part in (self._read(session, receive), self._write(session, send), self._watch(session))
-        }
+        parts = (_until_closed(receive), self._write(session, send), self._watch(session))
+        tasks: set[asyncio.Future[None]] = {asyncio.create_task(part) for part in parts}
+        tasks.add(self._hear(session, stream))
         cause = "closed"
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -176,16 +183,25 @@ class ControlStreams:
         known = self._gateway in join.gateways and session is not None and session.incarnation == join.incarnation
         return known and join.siblings
 
-    async def _read(self, session: NodeSession, receive: Receive) -> None:
-        """Take what the node says. Raises NodeLost when it closes or breaks the protocol."""
+    def _hear(self, session: NodeSession, stream: Stream) -> asyncio.Future[None]:
+        """Take what the node says, as soon as it is read, until the future is done: it fails as hearing did."""
         loop = asyncio.get_running_loop()
-        while True:
+        over: asyncio.Future[None] = loop.create_future()
+
+        def hear(data: bytes) -> None:
+            if over.done():
+                return
             try:
-                message = control.decode_from_node(_payload(await receive()))
+                message = control.decode_from_node(data)
+                session.last_heard = loop.time()
+                self._route(session, message)
             except ControlError as error:
-                raise NodeLost(f"protocol: {error}") from error
-            session.last_heard = loop.time()
-            self._route(session, message)
+                over.set_exception(NodeLost(f"protocol: {error}"))
+            except Exception as error:
+                over.set_exception(error)
+
+        stream.listen(hear)
+        return over
 
     async def _watch(self, session: NodeSession) -> None:
         """Raise NodeLost when the node has said nothing for a lease, or when its certificate has ended."""
@@ -218,12 +234,12 @@ class ControlStreams:
 
     def _route(self, session: NodeSession, message: FromNode) -> None:
         match message:
+            case Delta() | AnswerEnded() | Finished():  # most that is said is the first of these
+                self._to_owner(session, message.generation, message)
             case Heartbeat():
                 self._heard(session, message)
             case PrefillStarted() | PrefillDone() | TransferDone():
                 self._to_owner(session, message.transfer.hex(), message)
-            case Delta() | AnswerEnded() | Finished():
-                self._to_owner(session, message.generation, message)
             case Failed():
                 self._to_owner(session, message.job, message)
             case Cancelled():
@@ -280,6 +296,15 @@ def _payload(event: MutableMapping[str, Any]) -> bytes:
     if data is None:
         raise ControlError("text messages are not part of this protocol")
     return bytes(data)
+
+
+async def _until_closed(receive: Receive) -> None:
+    """Raise NodeLost when the stream ends, or says what is no message of this protocol."""
+    while True:
+        try:
+            _payload(await receive())
+        except ControlError as error:
+            raise NodeLost(f"protocol: {error}") from error
 
 
 async def _close(send: Send) -> None:

@@ -27,7 +27,7 @@ from gateway.fleet.config import DialectName
 from gateway.fleet.facts import gather
 from gateway.kv_lookup import Held
 from gateway.lateness import late_after_s
-from gateway.request_record import Recorded, Route
+from gateway.request_record import Recorded
 from gateway.turn import Turn, Way
 from kvcache.control import Finished
 from scheduler.admission.holding import displaced
@@ -60,7 +60,7 @@ class SplitLife:
         self._loop = asyncio.get_running_loop()
         began = self._loop.time()
         self.deadline = began + self._s.config.request_timeout_s
-        self._record: Recorded[SplitAttempt] = Recorded(prompted, began)
+        self.record: Recorded[SplitAttempt] = Recorded(prompted, began)
         self._turn = Turn(self._s.waiting, prompted, began, self.deadline, asked.model)
         self._retrying = Retrying(self._s.retries, began)
         self._without: set[str] = set()
@@ -69,26 +69,11 @@ class SplitLife:
         self._at_home = False
         self._closed = False
 
-    @property
-    def route(self) -> Route:
-        """The way that the last attempt took."""
-        return self._record.route
-
-    @property
-    def finished(self) -> Finished | None:
-        """How the answer ended, once it ended well."""
-        return self._record.finished
-
-    @property
-    def spoken(self) -> int | None:
-        """Tokens of the answer that came so far; None before the first."""
-        return self._record.spoken
-
     async def begin(self) -> None:
         """Return when the answer has begun. Raises ApiError and EngineRefused."""
         while True:
             await self._turn.go(Way(self._choose, self._start, self._refused, self._at_home))
-            attempt, decision = self._record.attempts[-1], self._record.decisions[-1]
+            attempt, decision = self.record.attempts[-1], self.record.decisions[-1]
             try:
                 await attempt.begin()
             except LegFailed as failure:
@@ -100,11 +85,11 @@ class SplitLife:
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """A stream's events. Raises ApiError where it breaks off."""
-        attempt = self._record.attempts[-1]
+        attempt = self.record.attempts[-1]
         join = StreamJoin(self._asked.body, attempt.legs, self._asked.parts, attempt.dialect)
         try:
             async for chunk in join.chunks():
-                self._record.spoken = join.events
+                self.record.spoken = join.events
                 yield chunk
         except LegFailed as failure:
             attempt.close("failed", failure)
@@ -114,7 +99,7 @@ class SplitLife:
 
     async def whole(self) -> dict[str, Any]:
         """An answer that is no stream."""
-        attempt = self._record.attempts[-1]
+        attempt = self.record.attempts[-1]
         answers = []
         for legs in attempt.legs:
             answer = await legs.whole()
@@ -133,13 +118,13 @@ class SplitLife:
         if self._closed:
             return
         self._closed = True
-        if self.finished is not None:
+        if self.record.finished is not None:
             outcome = "finished"
-        if self._record.attempts:
-            self._record.attempts[-1].close(outcome)
-        self._turn.end(self.finished)
+        if self.record.attempts:
+            self.record.attempts[-1].close(outcome)
+        self._turn.end(self.record.finished)
         values, now = self._s.policy.values, self._loop.time()
-        self._s.decisions.add(self._record.plain(outcome, values, self._turn.waited_s, now))
+        self._s.decisions.add(self.record.plain(outcome, values, self._turn.waited_s, now))
 
     # ---- ways
 
@@ -148,7 +133,7 @@ class SplitLife:
         return self._s.policy.fall_back(facts) if self._at_home else self._s.policy.decide(facts)
 
     def _start(self, decision: Decision) -> None:
-        self._record.decided(decision, self._at_home)
+        self.record.decided(decision, self._at_home)
         chosen = decision.chosen
         kind = "none" if chosen is None else "remote" if decision.remote else "local"
         self._s.metrics.decisions.labels(kind, decision.reason.value).inc()
@@ -156,10 +141,10 @@ class SplitLife:
             raise self._no_way(decision)
         if self._at_home:
             self._spend(decision)
-        elif not self._record.attempts:
+        elif not self.record.attempts:
             self._turn.check_slo(chosen.predicted_ttft_s)
         self._turn.rank(self._at_home)
-        now, number = self._loop.time(), len(self._record.attempts) + 1
+        now, number = self._loop.time(), len(self.record.attempts) + 1
         late_after = late_after_s(decision)
         order = Order(
             self._p.facts.request_id,
@@ -170,7 +155,7 @@ class SplitLife:
             self.deadline if late_after is None else min(self.deadline, now + late_after),
             self.deadline,
         )
-        self._record.attempts.append(SplitAttempt(number, order, self._splits.calls, self._asked.dialect))
+        self.record.attempts.append(SplitAttempt(number, order, self._splits.calls, self._asked.dialect))
         log.info(
             "dispatch id=%s attempt=%d cluster=%s prefill=%s decode=%s reason=%s",
             self._p.facts.request_id,
@@ -182,7 +167,7 @@ class SplitLife:
         )
 
     def _refused(self, decision: Decision) -> None:
-        self._record.decided(decision, self._at_home)
+        self.record.decided(decision, self._at_home)
         self._s.metrics.decisions.labels("none", decision.reason.value).inc()
 
     def _spend(self, decision: Decision) -> None:
@@ -201,7 +186,8 @@ class SplitLife:
         self._s.metrics.fallbacks.labels("over_budget").inc()
         raise ApiError(
             503,
-            f"the {self.route.route} way failed ({self._failure}) and the budget for prefilling at home is spent",
+            f"the {self.record.route.route} way failed ({self._failure}) "
+            "and the budget for prefilling at home is spent",
             code="fallback_budget_exhausted",
             retry_after_s=self._s.budget.retry_after_s(now),
         )
@@ -216,7 +202,7 @@ class SplitLife:
             raise refusals.too_late(self._s.config.request_timeout_s) from failure
         if self._s.config.fallback is FallbackPolicy.FAIL and attempt.split and failure.faulty:
             self._s.metrics.fallbacks.labels("forbidden").inc()
-            raise _failed(f"the {self.route.route} way failed", failure) from failure
+            raise _failed(f"the {self.record.route.route} way failed", failure) from failure
         self._failure = failure
         blamed = attempt.blamed(failure)
         if failure.faulty:
@@ -264,8 +250,8 @@ class SplitLife:
     def _begun(self, attempt: SplitAttempt, decision: Decision) -> None:
         option, now = attempt.option, self._loop.time()
         if self._asked.streams:
-            self._record.first_at = now
-            self._s.metrics.ttft.labels(self.route.route).observe(now - self._record.began)
+            self.record.first_at = now
+            self._s.metrics.ttft.labels(self.record.route.route).observe(now - self.record.began)
             predicted = option.predicted_ttft_s
             last = decision.reason is Reason.FALLBACK or displaced(decision)
             if option.cluster is not None and predicted is not None and not last:
@@ -292,8 +278,8 @@ class SplitLife:
             spoken if type(spoken) is int else pieces,
             cached if type(cached) is int else 0,
         )
-        self._record.saw(done)
-        self._record.attempts[-1].told_cached(cached if type(cached) is int else None)
+        self.record.saw(done)
+        self.record.attempts[-1].told_cached(cached if type(cached) is int else None)
         if self._p.names and done.prompt_tokens != self._p.facts.prompt_tokens:
             log.warning("usage differs id=%s engine_says=%d", self._p.facts.request_id, done.prompt_tokens)
             self._s.metrics.usage_differs.inc()

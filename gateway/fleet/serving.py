@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from collections.abc import Mapping
 from typing import Any
@@ -12,31 +11,26 @@ import msgspec
 
 from gateway import request_headers as said
 from gateway.admission import Pass
-from gateway.asgi import Scope
 from gateway.building import Prompted
+from gateway.caller import JSON, Caller
 from gateway.dialects.fields import RESERVED
 from gateway.dialects.parts import MOST_PARTS, Part, count, parts, samples
 from gateway.dialects.protocol import Body
 from gateway.dialects.table import SPLIT
+from gateway.ending import READ_GRACE_S, Ending
 from gateway.errors import ApiError, bad_field
-from gateway.exchange import JSON, SSE, Exchange
 from gateway.fleet.asked import Asked, EngineRefused, Splits
 from gateway.fleet.config import DialectName
 from gateway.fleet.life import SplitLife
 from gateway.fleet.prompts import about, token_ids
 from gateway.keys import Principal
 from gateway.openai.requests import decode_json
+from gateway.prompting import BlockNames
 from gateway.tokenizing import Tokenizing
-from kvcache.blocks import BLOCK_TOKENS
-from kvcache.chain_cache import ChainCache
 from kvcache.control import Sampling
 from scheduler.facts import RequestFacts
 from scheduler.sizes import size_facts
 
-log = logging.getLogger(__name__)
-
-READ_GRACE_S = 5.0
-"""How long after its deadline an answer that is ready may still wait for a client that does not read."""
 MOST_OUTPUT = 1 << 16
 """Tokens that an answer without a bound is taken to have at most."""
 _MODEL = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -50,7 +44,7 @@ class SplitServing:
         self._s = splits.services
         self._tokenizing = tokenizing
         self._sizes = size_facts(self._s.model.layout)
-        self._chains = ChainCache()
+        self._names = BlockNames(self._s.model, tokenizing)
 
     def takes(self, body: bytes) -> bool:
         """Whether this body asks for a model that is served here; what cannot be read is for others to refuse."""
@@ -63,49 +57,26 @@ class SplitServing:
         name = self._splits.calls.fleet.dialect(model) if isinstance(model, str) else None
         return name is not None and name.splits
 
-    async def answer(self, exchange: Exchange, principal: Principal, admitted: Pass, scope: Scope, data: bytes) -> None:
+    async def answer(self, caller: Caller, principal: Principal, admitted: Pass) -> None:
         """Answer one request."""
-        life: SplitLife | None = None
-        outcome = "failed"
-        try:
-            prompted, asked = await self._read(exchange, principal, admitted, scope, data)
-            del data
-            life = SplitLife(self._splits, prompted, asked)
-            await life.begin()
-            exchange.took(life)
-            async with asyncio.timeout_at(life.deadline + READ_GRACE_S):
-                if asked.streams:
-                    await exchange.open(SSE)
-                    async for chunk in life.chunks():
-                        await exchange.write(chunk)
-                    await exchange.end()
-                else:
-                    await exchange.respond(200, JSON, msgspec.json.encode(await life.whole()))
-        except TimeoutError:
-            outcome = "slow_client"
-            log.warning("client does not read id=%s", exchange.request_id)
-        except EngineRefused as refused:
-            await exchange.respond(refused.status, JSON, _error_body(refused))
-        except ApiError as error:
-            await exchange.refuse(error)
-        except asyncio.CancelledError:
-            outcome = "disconnected"
-            raise
-        except Exception:
-            log.exception("request broke id=%s", exchange.request_id)
-            await exchange.refuse(ApiError(500, "internal error", code="internal_error"))
-        finally:
-            if life is not None:
-                life.close(outcome)
-                exchange.ended(life.finished)
-                admitted.end(life.spoken, life.finished is not None, asyncio.get_running_loop().time())
-                self._count(life)
+        with Ending(caller, admitted, self._s.metrics) as ending:
+            prompted, asked = await self._read(caller, principal, admitted)
+            life = ending.life = SplitLife(self._splits, prompted, asked)
+            try:
+                await life.begin()
+                caller.took(life.record.route)
+                async with asyncio.timeout_at(life.deadline + READ_GRACE_S):
+                    if asked.streams:
+                        await _streamed(caller, life)
+                    else:
+                        caller.respond(200, JSON, msgspec.json.encode(await life.whole()))
+            except EngineRefused as refused:
+                caller.respond(refused.status, JSON, _error_body(refused))
 
-    async def _read(
-        self, exchange: Exchange, principal: Principal, admitted: Pass, scope: Scope, data: bytes
-    ) -> tuple[Prompted, Asked]:
+    async def _read(self, caller: Caller, principal: Principal, admitted: Pass) -> tuple[Prompted, Asked]:
         """Everything that can refuse a request before it is routed. Raises ApiError."""
-        body = decode_json(data)
+        scope = caller.scope
+        body = decode_json(await caller.body())
         for field in RESERVED:
             if body.get(field) is not None:
                 raise bad_field(field, f"{field}: the gateway says where engines find KV; leave it out")
@@ -146,12 +117,12 @@ class SplitServing:
         )
         priority = body.get("priority")
         prompted = Prompted(
-            exchange.request_id,
-            exchange.path,
+            caller.request_id,
+            caller.path,
             facts,
             (0,) * tokens if ids is None else ids,
             Sampling(max_tokens=most or MOST_OUTPUT),
-            () if ids is None else await self._names(ids, facts),
+            () if ids is None else await self._names.of(ids, facts),
             session,
             said.measures(scope),
             admitted.account,
@@ -159,28 +130,17 @@ class SplitServing:
             priority if type(priority) is int else 0,
             expected,
             slo,
-            span=exchange.span,
+            span=caller.span,
         )
         return prompted, asked
 
-    async def _names(self, ids: tuple[int, ...], facts: RequestFacts) -> tuple[bytes, ...]:
-        """Names of the prompt's full blocks; its last token is always computed, so it is in none."""
-        if len(ids) <= BLOCK_TOKENS:
-            return ()
-        fingerprint = self._s.model.fingerprint.digest()
-        found = await self._tokenizing.run(
-            lambda: self._chains.block_hashes(
-                ids[:-1], BLOCK_TOKENS, fingerprint=fingerprint, salt=facts.tenant, lora=facts.lora
-            )
-        )
-        return tuple(found)
 
-    def _count(self, life: SplitLife) -> None:
-        done = life.finished
-        if done is not None:
-            self._s.metrics.prompt_tokens.inc(done.prompt_tokens)
-            self._s.metrics.generation_tokens.inc(done.completion_tokens)
-            self._s.metrics.cached_tokens.inc(done.cached_tokens)
+async def _streamed(caller: Caller, life: SplitLife) -> None:
+    caller.stream()
+    async for chunk in life.chunks():
+        caller.send(chunk)
+        await caller.room()
+    caller.end(b"")
 
 
 def _asked(name: DialectName, model: str, body: dict[str, Any]) -> Asked:

@@ -12,12 +12,12 @@ from fastapi import FastAPI, Request, Response
 
 from gateway.access import bearer
 from gateway.answers import json_answer
+from gateway.bodies import read_body
 from gateway.certificates.authority import AuthorityExpired
 from gateway.certificates.issuer import Issuer
 from gateway.clusters import ClusterState
 from gateway.config import NAME
 from gateway.errors import ApiError, bad_field
-from gateway.exchange import read_body
 from gateway.joining.door import Door
 from gateway.joining.refusals import Refusals, TurnedAway
 from gateway.openai.requests import convert, decode_json

@@ -2,12 +2,14 @@
 
 Nodes say each token of an answer in a message of its own. Frames that are whole messages are read here; all others, and
 everything before and after the stream is open, are the library's. Where messages come quickly, what comes within a
-millisecond is read together: to wake for each would cost more than all that is done with it.
+millisecond is read together: to wake for each would cost more than all that is done with it. Who listens is handed each
+message as it is read, with no queue and no task between.
 """
 
 from __future__ import annotations
 
 from asyncio.transports import BaseTransport
+from collections.abc import Callable
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Opcode
@@ -26,6 +28,8 @@ MOST_SMALL = 64 << 10
 MOST_WAITING = 64
 """Messages that may wait to be read before the socket is left alone."""
 GATHER_S = 0.001
+STREAM = "prfaas.stream"
+"""Where in a scope's state the stream's protocol is."""
 _WHOLE_BINARY = 0x80 | Opcode.BINARY
 _MASKED = 0x80
 _MASK_BYTES = 4
@@ -43,6 +47,7 @@ class StreamProtocol(WebSocketsSansIOProtocol):
     _early = False
     """Whether the other end sent frames before it was let in: the library has them, and knows alone where one ends."""
 
+    _hear: Callable[[bytes], None] | None = None
     _read_at = float("-inf")
     _gathering = False
     """Whether the socket is left alone until more has come."""
@@ -52,8 +57,24 @@ class StreamProtocol(WebSocketsSansIOProtocol):
         super().connection_made(transport)
         tls = transport.get_extra_info("ssl_object")
         shown = None if tls is None else tls.getpeercert(binary_form=True)
-        if shown:
-            self.app_state = {**self.app_state, CERTIFICATE: shown}
+        self.app_state = {**self.app_state, STREAM: self} | ({CERTIFICATE: shown} if shown else {})
+
+    def listen(self, hear: Callable[[bytes], None]) -> None:
+        """From now on ``hear`` binary messages as they are read, those that wait first. It must not raise.
+
+        All else, as the stream's end, still comes by ASGI.
+        """
+        self._hear = hear
+        for _ in range(self.queue.qsize()):
+            event = self.queue.get_nowait()
+            data = event.get("bytes")
+            if isinstance(data, bytes):
+                hear(data)
+            else:
+                self.queue.put_nowait(event)
+        if self.read_paused:
+            self.read_paused = False
+            self.transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
         """Frames, or parts of them; the next ones may be gathered."""
@@ -90,9 +111,13 @@ class StreamProtocol(WebSocketsSansIOProtocol):
                 break
             if data[at] == _WHOLE_BINARY and data[at + 1] & _MASKED and size <= MOST_SMALL and not self._in_parts:
                 mask, begin = data[at + head - _MASK_BYTES : at + head], at + head
-                self.curr_msg_data_type, self.frames = "bytes", [apply_mask(data[begin : at + size], mask)]
-                self.send_receive_event_to_app()
+                message = apply_mask(data[begin : at + size], mask)
                 at += size
+                if self._hear is not None and not self.close_sent:
+                    self._hear(message)
+                else:
+                    self.curr_msg_data_type, self.frames = "bytes", [message]
+                    self.send_receive_event_to_app()
                 continue
             if data[at] & 0x0F in (Opcode.CONT, Opcode.TEXT, Opcode.BINARY):
                 self._in_parts = not data[at] & 0x80
@@ -101,6 +126,10 @@ class StreamProtocol(WebSocketsSansIOProtocol):
 
     def send_receive_event_to_app(self) -> None:
         """A message is whole: have it read; only where many wait, or large ones, the socket is left alone meanwhile."""
+        if self._hear is not None and self.curr_msg_data_type == "bytes" and not self.close_sent:
+            message, self.frames = b"".join(self.frames), []
+            self._hear(message)
+            return
         large = sum(map(len, self.frames)) > MOST_SMALL
         paused, self.read_paused = self.read_paused, True  # which keeps the library from doing so for each message
         super().send_receive_event_to_app()

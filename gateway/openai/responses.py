@@ -13,6 +13,8 @@ from kvcache.control import AnswerEnded, Delta, Finished, TokenLogprob
 
 _encode = msgspec.json.Encoder().encode
 SSE_DONE = b"data: [DONE]\n\n"
+_HERE = "text"
+"""Whatever stands in its place is the last text of an event."""
 
 
 def sse(payload: dict[str, Any]) -> bytes:
@@ -41,6 +43,8 @@ class Choice:
         self.token_ids: list[int] = []
         self.entries: list[tuple[TokenLogprob, ...]] = []
         self.ended: AnswerEnded | Finished | None = None
+        self.around: tuple[bytes, bytes] | None = None
+        """What stands before and after the text in an event that tells nothing else, once one was made."""
 
 
 class Answer:
@@ -63,6 +67,7 @@ class Answer:
         self._id, self._kind = f"{prefix}-{answer_id}", kind
         self._base = {"created": created, "model": request.model, "system_fingerprint": system_fingerprint}
         self._choices = [Choice(index, token_text) for index in range(request.n)]
+        self._only_text = request.logprobs is None and not request.return_token_ids
 
     def add(self, part: Delta | AnswerEnded) -> None:
         """Keep a part for ``whole``."""
@@ -89,6 +94,8 @@ class Answer:
         if isinstance(part, AnswerEnded):
             choice.ended = part
             return self._opening(choice) + self._ending(choice, part)
+        if self._only_text and choice.opened:
+            return self._text_event(choice, part.text) if part.text else b""
         wanted = part.text or (
             part.token_ids and (self._request.logprobs is not None or self._request.return_token_ids)
         )
@@ -102,6 +109,15 @@ class Answer:
         if self._request.return_token_ids:
             shown["token_ids"] = list(part.token_ids)
         return opening + self._event([shown])
+
+    def _text_event(self, choice: Choice, text: str) -> bytes:
+        """As ``_event`` makes it; of the events of one answer only the text differs."""
+        if choice.around is None:
+            whole = self._event([self._choice(choice, {"content": _HERE}, _HERE, None, None)])
+            before, _, after = whole.rpartition(_encode(_HERE))
+            choice.around = before, after
+        before, after = choice.around
+        return b"%s%s%s" % (before, _encode(text), after)
 
     def end(self, finished: Finished) -> bytes:
         """The events that close a stream: the finish reasons, usage where asked for, and ``[DONE]``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from gateway.access import Access
 from gateway.admission import Admission
@@ -29,7 +30,6 @@ from kvcache.tracing import NO_TRACER, Tracer
 from scheduler.admission.work import NOMINAL, OUTPUT_WEIGHT
 from scheduler.retrying import RetryBudget
 
-PATHS = ("/v1/completions", "/v1/chat/completions")
 MOST_OUTPUT = 1 << 16
 """Tokens that an answer without a bound may have, as far as is known here."""
 
@@ -49,8 +49,10 @@ class Relay:
         places: Places,
         pool: Pool,
         cors: Cors,
+        elsewhere: Callable[[Caller, Principal], Awaitable[None]],
         tracer: Tracer = NO_TRACER,
     ) -> None:
+        """``elsewhere`` answers for all other models."""
         self._fleet = fleet
         self._live = live
         self._access = access
@@ -58,6 +60,7 @@ class Relay:
         self._in_flight = in_flight
         self._figures = figures
         self._cors = cors
+        self._elsewhere = elsewhere
         self._tracer = tracer
         self._places = places
         self._shared = Shared(pool, waiting, figures, places, RetryBudget(), Heads())
@@ -83,7 +86,9 @@ class Relay:
         asked = parse(body)
         engines = [] if asked is None else self._fleet.of(asked.model)
         if asked is None or not engines or engines[0].config.dialect is not DialectName.OPENAI:
-            await caller.connection.hand_over(caller, body)
+            caller.put_back(body)
+            del body
+            await self._elsewhere(caller, principal)
             return
         loop = asyncio.get_running_loop()
         began = loop.time()

@@ -7,7 +7,7 @@ from collections.abc import MutableMapping
 from typing import Any, Protocol
 
 from gateway.asgi import Receive, Scope, Send
-from gateway.exchange import read_body
+from gateway.bodies import read_body
 from gateway.shared.sharing import Sharing
 
 SHARED_PATHS = ("/v1/clusters", "/v1/keys", "/v1/tenants")

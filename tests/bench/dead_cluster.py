@@ -41,6 +41,7 @@ from gateway.app import Gateway
 from gateway.clusters import Dial
 from gateway.config import GatewayConfig
 from gateway.front import Front
+from gateway.joining.stream_protocol import StreamProtocol
 from gateway.model import load_model
 from gateway.state import State
 from kvcache.control import GenerateJob, ModelInfo, PrefillDone, PrefillJob, PrefillStarted, TransferDone
@@ -249,7 +250,9 @@ async def measure(how: str, seconds: float, folder: Path) -> dict[str, Any]:
     )
     model = load_model(model_dir, "tiny", DType.FLOAT32)
     gateway = Gateway(config, model, State(None))
-    server = uvicorn.Server(uvicorn.Config(gateway, port=0, http=Front, log_config=None, access_log=False))
+    server = uvicorn.Server(
+        uvicorn.Config(gateway, port=0, http=Front, ws=StreamProtocol, log_config=None, access_log=False)
+    )
     serving = asyncio.create_task(server._serve())
     while not server.started:  # noqa: ASYNC110 (uvicorn offers no event)
         await asyncio.sleep(0.01)

@@ -25,6 +25,7 @@ import uvicorn
 from gateway.app import Gateway
 from gateway.config import GatewayConfig
 from gateway.front import Front
+from gateway.joining.stream_protocol import StreamProtocol
 from gateway.keys import Role as KeyRole
 from gateway.model import load_model
 from gateway.state import State
@@ -55,7 +56,9 @@ async def run(tool: str, examples: int, seed: int, seconds: int) -> int:
         model = load_model(model_dir, "tiny", DType.FLOAT32)
         gateway = Gateway(replace(config, canary_s=0), model, State(None))
         _, key = gateway.keys.create("root", KeyRole.ADMIN)
-        server = uvicorn.Server(uvicorn.Config(gateway, port=0, http=Front, log_config=None, access_log=False))
+        server = uvicorn.Server(
+            uvicorn.Config(gateway, port=0, http=Front, ws=StreamProtocol, log_config=None, access_log=False)
+        )
         serving = asyncio.create_task(server._serve())
         while not server.started:  # noqa: ASYNC110 (uvicorn offers no event)
             await asyncio.sleep(0.01)

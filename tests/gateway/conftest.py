@@ -15,6 +15,7 @@ import uvicorn
 from gateway.app import Gateway
 from gateway.config import GatewayConfig
 from gateway.front import Front
+from gateway.joining.stream_protocol import StreamProtocol
 from gateway.model import ServedModel, load_model
 from gateway.state import State
 from kvcache.control import ModelInfo
@@ -113,7 +114,15 @@ async def stage(config: GatewayConfig, model: ServedModel, info: ModelInfo) -> A
         changed = replace(config, **changes)
         gateway = Gateway(changed, model, State(changed.state_file))
         server = uvicorn.Server(
-            uvicorn.Config(gateway, port=0, http=Front, log_config=None, access_log=False, timeout_graceful_shutdown=1)
+            uvicorn.Config(
+                gateway,
+                port=0,
+                http=Front,
+                ws=StreamProtocol,
+                log_config=None,
+                access_log=False,
+                timeout_graceful_shutdown=1,
+            )
         )
         task = asyncio.create_task(server._serve())
         while not server.started:  # noqa: ASYNC110 (uvicorn offers no event)

@@ -15,6 +15,7 @@ from gateway.config import GatewayConfig
 from gateway.keys import KeyBook, Role
 from gateway.model import ServedModel
 from gateway.state import LOOK_EVERY_S, State
+from tests.gateway.direct import DirectTransport
 
 BODY = {"model": "tiny", "prompt": "ab"}
 CLOSED = [
@@ -42,7 +43,7 @@ async def gateway(config: GatewayConfig, model: ServedModel) -> AsyncIterator[Ga
 
 
 def caller(gateway: Gateway, address: str = "127.0.0.1", host: str = "localhost", **headers: str) -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(gateway, client=(address, 5000))
+    transport = DirectTransport(gateway, address)
     return httpx.AsyncClient(transport=transport, base_url=f"http://{host}", headers=headers)
 
 

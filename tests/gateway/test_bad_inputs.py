@@ -20,6 +20,7 @@ from gateway.model import ServedModel
 from gateway.openai.requests import MAX_PROMPT_IDS, decode_json, parse_chat, parse_completion
 from gateway.state import State
 from tests.calm import calm
+from tests.gateway.direct import DirectTransport
 from tests.models import CONTEXT, VOCAB
 
 BASE = {"model": "tiny", "prompt": "ab"}
@@ -29,7 +30,7 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 @pytest.fixture
 async def client(config: GatewayConfig, model: ServedModel) -> AsyncIterator[httpx.AsyncClient]:
     gateway = Gateway(replace(config, max_body_bytes=50_000), model, State(None))
-    transport = httpx.ASGITransport(gateway, client=("127.0.0.1", 1))
+    transport = DirectTransport(gateway)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client
     gateway.close()
@@ -39,7 +40,7 @@ async def client(config: GatewayConfig, model: ServedModel) -> AsyncIterator[htt
 async def roomy(config: GatewayConfig, model: ServedModel) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a gateway that reads large bodies."""
     gateway = Gateway(config, model, State(None))
-    transport = httpx.ASGITransport(gateway, client=("127.0.0.1", 1))
+    transport = DirectTransport(gateway)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client
     gateway.close()
@@ -239,7 +240,7 @@ async def test_what_breaks_inside_is_answered_in_the_same_form(
 ) -> None:
     gateway = Gateway(config, model, State(None))
     monkeypatch.setattr(gateway.decisions, "find", lambda name: 1 / 0)
-    transport = httpx.ASGITransport(gateway, raise_app_exceptions=False, client=("127.0.0.1", 1))
+    transport = DirectTransport(gateway)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         answer = await client.get("/v1/decisions/some")
     gateway.close()
@@ -257,7 +258,7 @@ async def test_an_unsafe_request_id_is_replaced_and_a_good_one_kept(client: http
 
 async def test_without_a_chat_template_chat_is_refused_with_the_cure(config: GatewayConfig, model: ServedModel) -> None:
     gateway = Gateway(config, replace(model, template=None), State(None))
-    transport = httpx.ASGITransport(gateway, client=("127.0.0.1", 1))
+    transport = DirectTransport(gateway)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         answer = await client.post("/v1/chat/completions", json=CHAT)
     gateway.close()

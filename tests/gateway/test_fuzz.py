@@ -22,6 +22,7 @@ from gateway.state import State
 from gateway.text_routes import DetokenizeBody, TokenizeBody
 from kvcache.control import AnswerEnded, Delta, Finished
 from tests.calm import calm
+from tests.gateway.direct import DirectTransport
 
 BODIES = {
     "/v1/completions": (CompletionBody, {"model": '"tiny"', "prompt": '"ab"'}),
@@ -76,7 +77,7 @@ def asked(model_dir: Any, model: ServedModel) -> Iterator[Any]:
     """What a gateway without nodes answers to a body."""
     loop = asyncio.new_event_loop()
     gateway = Gateway(GatewayConfig(model_dir, "tiny", max_body_bytes=100_000), model, State(None))
-    transport = httpx.ASGITransport(gateway, client=("127.0.0.1", 1))
+    transport = DirectTransport(gateway)
     client = httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
     def ask(path: str, body: bytes) -> httpx.Response:

@@ -14,6 +14,7 @@ from gateway.keys import Role
 from gateway.model import ServedModel
 from gateway.state import State
 from tests.gateway.conftest import Open
+from tests.gateway.direct import DirectTransport
 
 PAGE = "https://chat.example"
 ERROR = {"message", "type", "param", "code"}
@@ -23,7 +24,7 @@ ERROR = {"message", "type", "param", "code"}
 async def client(config: GatewayConfig, model: ServedModel) -> AsyncIterator[httpx.AsyncClient]:
     gateway = Gateway(replace(config, cors_origins=(PAGE,)), model, State(None))
     _, secret = gateway.keys.create("root", Role.ADMIN)
-    transport = httpx.ASGITransport(gateway, client=("203.0.113.9", 1))
+    transport = DirectTransport(gateway, "203.0.113.9")
     headers = {"authorization": f"Bearer {secret}"}
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway.example", headers=headers) as client:
         yield client
@@ -107,7 +108,7 @@ async def test_a_page_of_a_named_origin_may_call_and_no_other(client: httpx.Asyn
 
 async def test_without_an_origin_option_no_page_may_call(config: GatewayConfig, model: ServedModel) -> None:
     gateway = Gateway(config, model, State(None))
-    transport = httpx.ASGITransport(gateway, client=("127.0.0.1", 1))
+    transport = DirectTransport(gateway)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         answer = await client.options("/v1/models", headers={"origin": PAGE, "access-control-request-method": "GET"})
     gateway.close()

@@ -110,9 +110,7 @@ async def place(
     changed = replace(config, node_certificate_s=3600.0, **tls)
     gateway = Gateway(changed, model, State(None))
     options = tls_options(changed)
-    server = uvicorn.Server(
-        uvicorn.Config(gateway, port=0, http=Front, ws=StreamProtocol, log_config=None, **options)
-    )
+    server = uvicorn.Server(uvicorn.Config(gateway, port=0, http=Front, ws=StreamProtocol, log_config=None, **options))
     server.config.load()
     assert server.config.ssl is not None
     count_refused(server.config.ssl, gateway.refusals)

@@ -17,6 +17,7 @@ from gateway.model import ServedModel
 from gateway.openapi.document import make_document, path_of
 from gateway.openapi.operations import GENERATION, ROUTES
 from gateway.state import State
+from tests.gateway.direct import DirectTransport
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,7 @@ def test_bodies_answers_and_errors_are_told(document: dict[str, Any]) -> None:
 
 async def test_the_roles_that_are_told_are_those_that_are_let_in(gateway: Gateway, document: dict[str, Any]) -> None:
     keys = {role: gateway.keys.create(role, role)[1] for role in Role}
-    transport = httpx.ASGITransport(gateway, client=("203.0.113.9", 5000))
+    transport = DirectTransport(gateway, "203.0.113.9")
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway.example") as client:
         for path, operations in document["paths"].items():
             for method, operation in operations.items():

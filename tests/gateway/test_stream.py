@@ -14,6 +14,7 @@ import websockets
 
 from gateway import stream
 from gateway.clusters import Dial
+from gateway.joining.stream_protocol import STREAM
 from gateway.sessions import NodeLost
 from kvcache import control
 from kvcache.control import Beat, GenerateJob, Heartbeat, Join, KvAddress, ModelInfo, PrefillJob, RateLease
@@ -283,7 +284,11 @@ async def test_a_stream_that_is_closed_under_a_write_is_a_lost_node_and_no_error
         if event["type"] == "websocket.send":
             raise OSError
 
-    scope = {"client": ("127.0.0.1", 1), "headers": [(b"host", b"localhost")]}
+    class Deaf:
+        def listen(self, hear: Any) -> None:
+            pass
+
+    scope = {"client": ("127.0.0.1", 1), "headers": [(b"host", b"localhost")], "state": {STREAM: Deaf()}}
     async with asyncio.timeout(3):
         await one.gateway._streams.serve(scope, receive, send)
     assert one.gateway.registry.node("d") is None

@@ -209,3 +209,30 @@ async def test_what_comes_quickly_is_gathered_for_a_moment_and_what_comes_seldom
 
 def _frame(data: bytes) -> bytes:
     return Frame(Opcode.BINARY, data).serialize(mask=True)
+
+
+async def test_who_listens_hears_what_waits_and_each_message_as_it_is_read() -> None:
+    stream = await Stream().open()
+    stream.held.clear()
+    for number in range(MOST_WAITING + 2):
+        stream.server.data_received(_frame(b"%d" % number))
+    await asyncio.sleep(2 * GATHER_S)
+    assert not stream.wire.reading
+    heard: list[bytes] = []
+    stream.server.listen(heard.append)
+    assert stream.wire.reading
+    assert heard == [b"%d" % number for number in range(MOST_WAITING + 2)][len(stream.received) :]
+    heard.clear()
+    large = os.urandom(MOST_SMALL + 1)
+    stream.client.send_binary(b"whole")
+    stream.client.send_binary(b"in ", fin=False)
+    stream.client.send_continuation(b"parts", fin=True)
+    stream.client.send_binary(large)
+    stream.server.data_received(stream.said())
+    assert heard == [b"whole", b"in parts", large], "before anything else runs"
+    assert not stream.over.is_set()
+    stream.client.send_close(1000)
+    stream.server.data_received(stream.said() + _frame(b"late"))
+    stream.held.set()
+    await asyncio.wait_for(stream.over.wait(), 5)
+    assert heard[3:] == []
