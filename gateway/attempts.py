@@ -16,7 +16,7 @@ from gateway import plausible
 from gateway.bell import Bell
 from gateway.failures import AttemptFailed, node_gone, not_sent, told_by
 from gateway.ordered_ways import OrderedWays
-from gateway.sessions import NodeLost, NodeSession, Prefilling, codec_quality
+from gateway.sessions import NodeLost, NodeSession, codec_quality
 from kvcache.control import (
     AnswerEnded,
     AnswerPart,
@@ -31,7 +31,6 @@ from kvcache.control import (
 )
 from kvcache.quality import Quality
 from kvcache.tracing import NO_SPAN, Span
-from scheduler.admission.node_order import LAST
 from scheduler.decision import Option
 from scheduler.links import LinkState
 
@@ -135,8 +134,8 @@ class Attempt:
         if self.leg is not None:
             self.decode.awaited[self.transfer.hex()] = self
             self.leg.node.jobs[self.transfer.hex()] = self
-            work = Prefilling(self.option.cached_tokens, self.leg.stop, last=self.leg.job.priority >= LAST)
-            self.leg.node.prefilling[self.transfer.hex()] = work
+            work = self.option.cached_tokens, self.leg.stop, self.leg.job.priority
+            self.leg.node.prefilling.sent(self.transfer.hex(), *work)
             self._queued_bytes = self.option.wire_bytes
             self.leg.link.started(self._queued_bytes)
         if self.before is None:
@@ -302,9 +301,7 @@ class Attempt:
             self.leg.node.linger(self.transfer.hex(), self)  # this came late; its PrefillDone is still to come
         now = asyncio.get_running_loop().time()
         self.leg.node.progress.moved(now)
-        work = self.leg.node.prefilling.get(self.transfer.hex())
-        if work is not None:
-            work.start, work.began = self._cached_tokens, now
+        self.leg.node.prefilling.begun(self.transfer.hex(), self._cached_tokens, now)
 
     def _on_cached(self, tokens: int) -> None:
         """What a prefill node had of the prompt. Its word may come after that of the decode node, which is nearer."""
@@ -395,7 +392,7 @@ class Attempt:
     def _computing_ended(self) -> None:
         if self.leg is not None and not self._computed:
             self._computed = True
-            self.leg.node.prefilling.pop(self.transfer.hex(), None)
+            self.leg.node.prefilling.ended(self.transfer.hex(), asyncio.get_running_loop().time())
 
     def _transfer_ended(self) -> None:
         if self.leg is not None:

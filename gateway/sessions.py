@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -14,6 +13,7 @@ from kvcache import control
 from kvcache.control import Cancel, CodecWork, Heartbeat, Join, ToNode
 from kvcache.quality import Quality
 from kvcache.wire import Role
+from scheduler.backlog import Backlog
 from scheduler.codec_speeds import CodecSpeeds, Work
 from scheduler.prefill_curve import PrefillTimes
 from scheduler.progress import Progress
@@ -24,19 +24,6 @@ MAX_CANCELS = 4096
 MAX_LINGERING = 256
 MAX_CODECS = 64
 MAX_CODEC_CHARS = 256
-
-
-@dataclass(slots=True)
-class Prefilling:
-    """A prefill that was sent to a node: tokens [start, stop), and when it was begun there, None while it waits.
-
-    ``last``: it comes after all that is not.
-    """
-
-    start: int
-    stop: int
-    began: float | None = None
-    last: bool = False
 
 
 NOTHING_SHOWN = Newcomer()
@@ -79,7 +66,7 @@ class NodeSession:
                 self.codecs.know(work.codec, quality, *_encoded_decoded(work))
         self.jobs: dict[str, JobOwner] = {}
         self.awaited: dict[str, JobOwner] = {}
-        self.prefilling: dict[str, Prefilling] = {}
+        self.prefilling = Backlog()
         self.progress = Progress()
         self.becoming: Role | None = None
         """The role that a conversion leads to; None where there is none. It gets no work meanwhile."""
@@ -112,9 +99,9 @@ class NodeSession:
     def queued_tokens(self) -> int:
         """Prompt tokens that wait there or are being computed."""
         if self._others_tokens is not None:
-            return self._sent_tokens + self._others_tokens
+            return self.prefilling.tokens + self._others_tokens
         counted = 0 if self.heartbeat is None else self.heartbeat.queued_tokens
-        return max(counted, self._sent_tokens)
+        return max(counted, self.prefilling.tokens)
 
     def queued_s(self, now: float) -> float | None:
         """Seconds until what waits or runs there is done, by its own prefill times; None while they are not known.
@@ -125,22 +112,13 @@ class NodeSession:
         curve = self.speed.curve
         if curve is None:
             return None if self.queued_tokens else 0.0
-        return curve.seconds(0, self.queued_tokens - self._sent_tokens) + self.sent_s(now, last=False)
+        others = curve.seconds(0, self.queued_tokens - self.prefilling.tokens)
+        return others + self.prefilling.seconds(curve, now, last=False)
 
     def sent_s(self, now: float, last: bool) -> float:
         """Seconds of what was sent from here and does, or does not, come last; 0 while prefill times are not known."""
-        curve, seconds = self.speed.curve, 0.0
-        if curve is None:
-            return 0.0
-        for one in self.prefilling.values():
-            if one.last is last:
-                took = curve.seconds(one.start, one.stop)
-                seconds += took if one.began is None else max(0.0, took - (now - one.began))
-        return seconds
-
-    @property
-    def _sent_tokens(self) -> int:
-        return sum(one.stop - one.start for one in self.prefilling.values())
+        curve = self.speed.curve
+        return 0.0 if curve is None else self.prefilling.seconds(curve, now, last)
 
     def heard(self, heartbeat: Heartbeat, now: float) -> None:
         """Take what it says of itself, and learn from what its codecs have done since it last said so."""

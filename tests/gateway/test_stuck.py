@@ -11,7 +11,7 @@ from msgspec import structs
 
 from gateway import stuck
 from gateway.breakers import Breakers
-from gateway.sessions import NodeSession, Prefilling
+from gateway.sessions import NodeSession
 from kvcache.control import (
     Failed,
     GenerateJob,
@@ -133,7 +133,7 @@ def silent(cluster: str = "east") -> tuple[Any, NodeSession, Owner]:
     registry = SimpleNamespace(local_cluster="local", link=links.__getitem__, breakers=Breakers(BreakerValues()))
     owner = Owner()
     session.jobs["a"] = owner
-    session.prefilling["a"] = Prefilling(0, 1000)
+    session.prefilling.sent("a", 0, 1000, 0)
     session.progress.begin("a", 1.0, 0.1, 0.0)
     return registry, session, owner
 
