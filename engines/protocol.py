@@ -103,7 +103,6 @@ class EngineInfo(msgspec.Struct, frozen=True, tag=True):
     context_tokens: int
     vocab_size: int
     chunk_tokens: int
-    eos_token_ids: tuple[int, ...]
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
 

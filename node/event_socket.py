@@ -34,7 +34,7 @@ class EventSocket:
         if endpoints.replay is not None:
             router = self._socket(zmq.ROUTER, endpoints.replay, "--kv-events-replay-endpoint", KEPT_BATCHES + 1)
             self._replay = zmq.asyncio.Socket.shadow(router)
-            self._router = router
+            self._router = router  # a socket that nobody refers to closes, whatever shadows it
         events.on_batch.append(self._publish)
 
     def _socket(self, kind: int, endpoint: str, flag: str, hwm: int) -> zmq.Socket[bytes]:

@@ -98,11 +98,6 @@ class PieceSender:
         """Raw bytes of the pieces that were not acknowledged when the last one came into the pool."""
         self._progress = asyncio.Event()
 
-    @property
-    def exported_seq(self) -> int:
-        """Pieces below it lie in the pool."""
-        return self._exported
-
     def exported(self, next_seq: int) -> None:
         """All pieces below ``next_seq`` lie in the pool. Raises ValueError for a figure the plan does not have."""
         if not self._exported <= next_seq <= len(self._outgoing.plan.pieces):

@@ -34,20 +34,6 @@ class Reason(StrEnum):
     OVERLOADED = "overloaded"
     RESIDENCY = "residency"
 
-    @property
-    def refuses(self) -> bool:
-        """Whether nothing can be done: the gateway answers 503, or 403 where it is forbidden."""
-        return self in _REFUSALS
-
-
-_REFUSALS = (
-    Reason.NO_DECODE_NODE,
-    Reason.NO_PREFILL,
-    Reason.HINTED_CLUSTER_UNAVAILABLE,
-    Reason.OVERLOADED,
-    Reason.RESIDENCY,
-)
-
 
 class Bar(StrEnum):
     """Why an option is not allowed."""

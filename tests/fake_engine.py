@@ -134,7 +134,7 @@ class FakeEngine:
 
     @property
     def info(self) -> EngineInfo:
-        return EngineInfo("fake", "float32", 8192, 512, self._chunk_tokens, (1,), 1000.0, 10.0)
+        return EngineInfo("fake", "float32", 8192, 512, self._chunk_tokens, 1000.0, 10.0)
 
     @property
     def jobs(self) -> set[str]:

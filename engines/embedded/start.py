@@ -43,7 +43,6 @@ def start(
         context_tokens=context,
         vocab_size=model.vocab_size,
         chunk_tokens=spec.chunk_tokens,
-        eos_token_ids=model.end_tokens,
         prefill_tokens_per_s=round(trial.prefill_tokens_per_s, 1),
         decode_tokens_per_s=round(trial.decode_tokens_per_s, 1),
     )

@@ -247,7 +247,6 @@ class VllmEngine:
             context_tokens=context,
             vocab_size=vocab,
             chunk_tokens=self._spec.chunk_tokens,
-            eos_token_ids=(),
             prefill_tokens_per_s=rates.prefill,
             decode_tokens_per_s=rates.decode,
         )

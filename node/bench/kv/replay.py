@@ -41,7 +41,7 @@ class ReplayEngine:
     @property
     def info(self) -> EngineInfo:
         """No model, no speeds."""
-        return EngineInfo("replay", "", 0, 0, CHUNK_TOKENS, (), 0.0, 0.0)
+        return EngineInfo("replay", "", 0, 0, CHUNK_TOKENS, 0.0, 0.0)
 
     def submit(self, command: PrefillCommand | GenerateCommand) -> JobStream:
         """Start a job."""
