@@ -12,6 +12,7 @@ from gateway.keys import Principal
 from gateway.rate_headers import rate_headers
 from gateway.shared.slices import Slices
 from gateway.tenants import Tenants
+from gateway.terms import TenantTerms
 from scheduler.admission.limits import NO_LIMITS, Limit, Limits, Refusal, Usage
 from scheduler.admission.work import ExpectedOutputs
 
@@ -53,9 +54,10 @@ class Admission:
             return
         await self.budgets.prepare(principal)
         now = asyncio.get_running_loop().time()
+        account = principal.account
         limited = [
             ((kind, name), usage)
-            for kind, name, limits in self._holders(principal)
+            for kind, name, limits in _holders(principal, account, self._tenants.of(account))
             if (usage := self._usage(kind, name, limits, now)) is not None
         ]
         if limited:
@@ -64,22 +66,18 @@ class Admission:
     def begin(self, principal: Principal, now: float) -> Pass:
         """Let a request in; its pass must be ended. Raises ApiError 429 naming the limit."""
         self.budgets.check(principal)
-        terms = self._tenants.of(principal.account)
+        account = principal.account
+        terms = self._tenants.of(account)
         usages = [
             (kind, usage)
-            for kind, name, limits in self._holders(principal)
+            for kind, name, limits in _holders(principal, account, terms)
             if (usage := self._usage(kind, name, limits, now)) is not None
         ]
         for kind, usage in usages:
             self._check(kind, usage.refusal(now), usages, now)
         for _, usage in usages:
             usage.begin(now)
-        return Pass(self, principal, terms.weight, usages)
-
-    def _holders(self, principal: Principal) -> list[tuple[str, str, Limits]]:
-        """Whose limits count for a request: the key's, and those of its tenant together."""
-        terms = self._tenants.of(principal.account)
-        return [("key", principal.key_id, principal.limits.rates), ("tenant", principal.account, terms.rates)]
+        return Pass(self, principal, account, terms.weight, usages)
 
     def check_tokens(self, usages: list[tuple[str, Usage]], tokens: int, now: float) -> None:
         """Raise ApiError 429 where one of the holders may not use so many now."""
@@ -118,9 +116,9 @@ class Pass:
     """One request that was let in: its place among what its key and tenant use, until ``end``."""
 
     def __init__(
-        self, admission: Admission, principal: Principal, weight: float, usages: list[tuple[str, Usage]]
+        self, admission: Admission, principal: Principal, account: str, weight: float, usages: list[tuple[str, Usage]]
     ) -> None:
-        self.account = principal.account
+        self.account = account
         self._principal = principal
         self.weight = weight
         self._admission = admission
@@ -170,3 +168,8 @@ class Pass:
             if self._reserved:
                 usage.spend(used - self._reserved, now)
             usage.end()
+
+
+def _holders(principal: Principal, account: str, terms: TenantTerms) -> tuple[tuple[str, str, Limits], ...]:
+    """Whose limits count for a request: the key's, and those of its tenant together."""
+    return ("key", principal.key_id, principal.limits.rates), ("tenant", account, terms.rates)

@@ -277,9 +277,8 @@ class Caller:
     def _head(self, status: int, headers: Iterable[Header], framing: bytes) -> bytes:
         first = _STATUS.get(status) or b"HTTP/1.1 %d \r\n" % status
         last = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
-        return b"".join(
-            (first, self.connection.default_lines(), lines([*self.extra, *self.told]), lines(headers), framing, last)
-        )
+        named = lines([*self.extra, *self.told, *headers])
+        return b"".join((first, self.connection.default_lines(), named, framing, last))
 
     # ---- its client's pace
 

@@ -14,6 +14,8 @@ def rate_headers(usages: Sequence[Usage], now: float) -> list[tuple[bytes, bytes
 
     Where several limit it, the one that leaves least.
     """
+    if not usages:
+        return []
     found = [usage.left(now) for usage in usages]
     headers: list[tuple[bytes, bytes]] = []
     for limit, name in _NAMES.items():

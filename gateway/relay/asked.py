@@ -34,7 +34,8 @@ class Asked(msgspec.Struct, frozen=True):
     @property
     def forbidden(self) -> str | None:
         """A field that must not come from a client: it would have the engine fetch KV from any address."""
-        return next((name for name in _FORBIDDEN if getattr(self, name) is not None), None)
+        given = self.kv_transfer_params, self.bootstrap_host, self.bootstrap_port, self.bootstrap_room
+        return None if given == _NOT_GIVEN else next(name for name in _FORBIDDEN if getattr(self, name) is not None)
 
     def prompt_tokens(self, body_bytes: int) -> int:
         """About how many tokens the prompt of a body of that size has."""
@@ -62,6 +63,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 _FORBIDDEN = ("kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room")
+_NOT_GIVEN = (None,) * len(_FORBIDDEN)
 _DECODER = msgspec.json.Decoder(Asked)
 
 

@@ -31,16 +31,16 @@ class Heads:
     """Request line, host and the engine's own key: the same in every head for one path of an engine."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[EngineConfig, str], tuple[Origin, bytes]] = {}
+        self._kept: dict[tuple[str, str], tuple[EngineConfig, Origin, bytes]] = {}
 
     def head(self, engine: EngineConfig, path: str, lines: bytes, body_bytes: int) -> tuple[Origin, bytes]:
         """Where to connect, and a request's head; ``lines`` are header lines that a parser has let pass."""
-        found = self._kept.get((engine, path))
-        if found is None:
+        found = self._kept.get((engine.name, path))
+        if found is None or found[0] is not engine:
             if len(self._kept) >= _MOST_KEPT:  # engines that were removed from the file long ago
                 self._kept.clear()
-            found = self._kept[engine, path] = _beginning(engine, path)
-        origin, beginning = found
+            found = self._kept[engine.name, path] = engine, *_beginning(engine, path)
+        _, origin, beginning = found
         return origin, b"%s%scontent-length: %d\r\n\r\n" % (beginning, lines, body_bytes)
 
 

@@ -29,6 +29,8 @@ class RelayFigures:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
+        self._running = metrics.running.only
+        self._spoken = metrics.prompt_tokens.only, metrics.generation_tokens.only, metrics.cached_tokens.only
         self._of: dict[str, EngineFigures] = {}
         self.retries = 0
 
@@ -41,7 +43,7 @@ class RelayFigures:
 
     def began(self) -> None:
         """A request is served from now on."""
-        self._metrics.running.inc()
+        self._running.value += 1
 
     def first(self, route: str, seconds: float) -> None:
         """The first byte of an answer left so long after its request came."""
@@ -49,18 +51,19 @@ class RelayFigures:
 
     def ended(self, path: str, route: str, status: int, seconds: float) -> None:
         """A request that began is over."""
-        self._metrics.running.dec()
+        self._running.value -= 1
         self._metrics.duration.labels(path).observe(seconds)
         self._metrics.requests.labels(path, route, str(status)).inc()
 
     def spoke(self, usage: Usage | None, events: int) -> None:
         """An answer of so many tokens, by the engine's own count where it gave one."""
+        prompt, generation, cached = self._spoken
         if usage is None:
-            self._metrics.generation_tokens.inc(events)
+            generation.value += events
             return
-        self._metrics.prompt_tokens.inc(usage.prompt)
-        self._metrics.generation_tokens.inc(usage.completion)
-        self._metrics.cached_tokens.inc(usage.cached)
+        prompt.value += usage.prompt
+        generation.value += usage.completion
+        cached.value += usage.cached
 
     def collect(self) -> Iterable[Metric]:
         """The families of now."""

@@ -54,6 +54,5 @@ def lines(headers: Iterable[Header]) -> bytes:
 
 def _named(headers: Iterable[Header]) -> set[bytes]:
     """What the Connection header declares to be of this connection only."""
-    return {
-        token.strip().lower() for name, value in headers if name == b"connection" for token in value.split(b",")
-    } - {b"close", b"keep-alive"}
+    tokens = [token for name, value in headers if name == b"connection" for token in value.split(b",")]
+    return {token.strip().lower() for token in tokens} - {b"close", b"keep-alive"} if tokens else set()

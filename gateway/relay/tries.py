@@ -7,6 +7,8 @@ import logging
 import random
 from dataclasses import dataclass
 
+import msgspec
+
 from gateway.caller import Caller
 from gateway.errors import ApiError
 from gateway.fleet.engine import Engine, Use
@@ -41,8 +43,7 @@ class Shared:
     heads: Heads
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(msgspec.Struct, frozen=True):
     """What is sent, and on what terms. ``headers`` are lines of a head; ``deadline`` is the event loop's time.
 
     ``strips_usage``: the event with usage was asked for by the gateway, and the client is not to see it.
@@ -195,7 +196,7 @@ class Tries:
             origin, head = self._s.heads.head(engine.config, self._caller.path, w.headers, len(w.body))
             connection = pool.idle(origin)
             if connection is None:
-                connection = await self._loop.create_task(pool.acquire(origin, w.deadline))
+                connection = await pool.acquire(origin, w.deadline)
             self._caller.flows(connection.pause, connection.resume)
             connection.start(head, w.body, passing, w.deadline)
             if w.streams:

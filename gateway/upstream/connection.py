@@ -76,8 +76,9 @@ class Connection(asyncio.Protocol):
 
     def start(self, head: bytes, body: bytes, sink: Sink, deadline: float) -> None:
         """Send a request; its response goes to ``sink``, and must be whole by ``deadline``, the event loop's time."""
-        assert self.usable
-        transport = cast(asyncio.Transport, self._transport)
+        transport = self._transport
+        assert self._sink is None
+        assert transport is not None
         self._sink, self._head, self._chunked, self._buffer = sink, None, None, b""
         self._interim, self._answered = 0, False
         self._of_head_request = head.startswith(b"HEAD ")

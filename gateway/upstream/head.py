@@ -9,6 +9,7 @@ from functools import lru_cache
 from urllib.parse import urlsplit
 
 import httptools
+import msgspec
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -80,8 +81,7 @@ def request_head(
     return b"\r\n".join(lines)
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseHead:
+class ResponseHead(msgspec.Struct, frozen=True):
     """``length``: bytes of the body, None where it is chunked or lasts until the connection ends. Names are lower."""
 
     status: int

@@ -138,22 +138,20 @@ class _OriginPool:
             raise UpstreamError(Cause.POOL_FULL, detail)
         turn: asyncio.Future[Connection | None] = self._loop.create_future()
         self._waiting.append(turn)
+        timer = self._loop.call_at(deadline, _late, turn)
         try:
-            async with asyncio.timeout_at(deadline):
-                return await turn
-        except TimeoutError:
-            self._give_back(turn)
-            raise UpstreamError(Cause.DEADLINE, "no connection became free in time") from None
-        except BaseException:
+            return await turn
+        except asyncio.CancelledError:
             self._give_back(turn)
             raise
         finally:
+            timer.cancel()
             if turn in self._waiting:
                 self._waiting.remove(turn)
 
     def _give_back(self, turn: asyncio.Future[Connection | None]) -> None:
         """What was handed to somebody who has left meanwhile."""
-        if turn.done() and not turn.cancelled():
+        if turn.done() and not turn.cancelled() and turn.exception() is None:
             connection = turn.result()
             if connection is None:
                 self._wake()
@@ -163,7 +161,7 @@ class _OriginPool:
     async def _connect(self, deadline: float) -> Connection:
         self.open += 1
         created: list[Connection] = []
-        made = False
+        made = late = False
         patience = min(self._limits.connect_s, max(0.0, deadline - self._loop.time()))
         origin = self._origin
         if origin.scheme == "https" and self._tls is None:
@@ -174,17 +172,25 @@ class _OriginPool:
             created.append(Connection(self, self._loop))
             return created[-1]
 
+        def give_up() -> None:
+            nonlocal late
+            late = making.cancel()
+
+        making = self._loop.create_task(self._loop.create_connection(factory, origin.host, origin.port, ssl=tls))
+        timer = self._loop.call_later(patience, give_up)
         try:
-            async with asyncio.timeout(patience):
-                transport, connection = await self._loop.create_connection(factory, origin.host, origin.port, ssl=tls)
+            transport, connection = await making
             made = True
-        except TimeoutError:
+        except asyncio.CancelledError:
+            if not late:
+                raise
             raise UpstreamError(Cause.CONNECT_TIMEOUT, f"no connection within {patience:.3g} s") from None
         except ssl.SSLError as error:
             raise UpstreamError(Cause.TLS, str(error)[:200]) from error
         except OSError as error:
             raise UpstreamError(Cause.CONNECT, str(error)[:200]) from error
         finally:
+            timer.cancel()
             if not made:
                 begun = [one for one in created if one.connected]
                 for one in begun:  # it was open when time ran out: what ends it is counted in ``on_lost``
@@ -246,3 +252,8 @@ class _OriginPool:
             self._idle.popleft().abandon()
         if self._idle:
             self._sweep = self._loop.call_at(self._idle[0].idle_since + self._limits.idle_s, self._close_old)
+
+
+def _late(turn: asyncio.Future[Connection | None]) -> None:
+    if not turn.done():
+        turn.set_exception(UpstreamError(Cause.DEADLINE, "no connection became free in time"))

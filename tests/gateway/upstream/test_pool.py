@@ -9,7 +9,7 @@ import ssl
 import pytest
 
 from gateway.upstream.errors import Cause, UpstreamError
-from gateway.upstream.head import MAX_HEAD_BYTES
+from gateway.upstream.head import MAX_HEAD_BYTES, split_url
 from gateway.upstream.pool import Pool, PoolLimits
 from gateway.upstream.response import HIGH_BYTES
 from tests.gateway.upstream.scripted import answers, read_request, scripted
@@ -254,6 +254,42 @@ async def test_whoever_leaves_the_line_loses_nobody_a_connection() -> None:
         done = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 5)
         assert {one for one in done if not isinstance(one, asyncio.CancelledError)} == {b"hi"}
         assert await whole(pool, url) == b"hi"
+        pool.close()
+
+
+async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read()
+
+
+async def test_a_server_that_does_not_finish_a_handshake_is_given_up() -> None:
+    async with scripted(silent) as url:
+        pool = Pool(PoolLimits(connect_s=0.1))
+        secure = url.replace("http:", "https:")
+        error = await failure(pool, secure)
+        assert (error.cause, error.sent) == (Cause.CONNECT_TIMEOUT, False)
+        leaving = asyncio.create_task(whole(Pool(), secure))
+        await asyncio.sleep(0.05)
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        await asyncio.sleep(0.01)
+        assert pool.open(split_url(secure)[0]) == 0
+
+
+async def test_whoever_stands_in_line_meets_the_deadline_and_takes_nothing_along() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await read_request(reader)
+            await asyncio.sleep(0.2)
+            writer.write(OK)
+
+    async with scripted(talk) as url:
+        pool = Pool(PoolLimits(connections=1))
+        first = asyncio.create_task(whole(pool, url))
+        await asyncio.sleep(0.02)
+        error = await failure(pool, url, deadline_s=0.1)
+        assert (error.cause, error.sent) == (Cause.DEADLINE, False)
+        assert [await first, await whole(pool, url)] == [b"hi"] * 2
         pool.close()
 
 
