@@ -5,10 +5,10 @@ from __future__ import annotations
 from time import time
 
 from gateway.asgi import Scope, header
-from gateway.config import is_loopback
 from gateway.errors import ApiError
 from gateway.keys import LOOPBACK_ADMIN, KeyBook, Principal
 from gateway.web.files import ENTRY, FILES
+from kvcache.hosts import is_loopback
 
 OPEN_PATHS = frozenset({"/live", "/ready", "/v1/join", "/v1/join/roots", ENTRY, *FILES})
 """Without a key; joining nodes show their token there."""

@@ -71,7 +71,8 @@ from gateway.traffic import TrafficMeter
 from gateway.upstream.pool import Pool
 from gateway.waiting import WaitingRoom
 from kvcache.control.replicas import Leaving
-from kvcache.tracing import Tracer, tracer_for
+from kvcache.tracer import tracer_for
+from kvcache.tracing import Tracer
 from scheduler.budget import FallbackBudget
 from scheduler.policy import RoutingPolicy
 from scheduler.retrying import RetryBudget
@@ -158,7 +159,7 @@ class Gateway:
         self.refusals = Refusals(self.audit.refused)
         self.metrics.show(self.refusals.counter)
         in_flight = self.generation.in_flight
-        self._readiness = Readiness(self.registry, self.fleet, self.canary, self.refusals, lambda: in_flight.draining)
+        self._readiness = Readiness(self.registry, self.fleet, self.canary, self.refusals, lambda: in_flight.leaving)
         self._streams = ControlStreams(
             config,
             self.registry,

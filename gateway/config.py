@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gateway.cors import ORIGIN
+from kvcache.hosts import is_every_address, is_loopback
 from kvcache.layout import DType
 from scheduler.auditing import AuditValues
 from scheduler.breaker import BreakerValues
@@ -106,6 +106,7 @@ class GatewayConfig:
     lease_s: float = 3.5
     beat_s: float = 1.0
     drain_s: float = 30.0
+    linger_s: float = 0.0
     canary_s: float = 30.0
     handover: Path | None = None
     audit: AuditValues = DEFAULT_AUDIT
@@ -133,6 +134,8 @@ class GatewayConfig:
             raise ConfigError(f"--queue-timeout must be positive, got {self.queue_timeout_s}")
         if not 0 < self.drain_s <= 86400:
             raise ConfigError(f"--drain-timeout must lie in (0, 86400] seconds, got {self.drain_s}")
+        if not 0 <= self.linger_s <= 3600:
+            raise ConfigError(f"--linger must lie in [0, 3600] seconds, got {self.linger_s}")
         if not 0 <= self.canary_s <= 86400:
             raise ConfigError(f"--canary-interval must lie in [0, 86400] seconds, got {self.canary_s}")
         for origin in self.cors_origins:
@@ -158,11 +161,7 @@ class GatewayConfig:
         if self.advertise is not None:
             return self.advertise
         host = self.host.strip("[]")
-        try:
-            anywhere = ipaddress.ip_address(host).is_unspecified
-        except ValueError:
-            anywhere = False
-        if anywhere and self.redis is not None:
+        if is_every_address(host) and self.redis is not None:
             raise ConfigError(f"--advertise: --host {host} is no address that nodes can dial; say URL to be dialled at")
         scheme = "http" if self.tls_cert is None else "https"
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
@@ -183,13 +182,3 @@ class GatewayConfig:
             missing.append("no TLS: give --tls-cert FILE and --tls-key FILE")
         if missing:
             raise ConfigError(f"refusing to listen on {self.host}, off the loopback; {'; '.join(missing)}")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host name or address can only mean this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

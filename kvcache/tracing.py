@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
-from urllib.parse import urlsplit
 
 Attributes = Mapping[str, str | int | float | bool]
 NONE: Attributes = {}
@@ -100,20 +99,6 @@ def part(span: Span, name: str) -> Iterator[None]:
         child.end(type(error).__name__)
         raise
     child.end()
-
-
-def tracer_for(endpoint: str | None, service: str, instance: str) -> Tracer:
-    """To the collector at this base URL; none without one. Raises ValueError naming the cure."""
-    if endpoint is None:
-        return NO_TRACER
-    parts = urlsplit(endpoint)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or parts.username:
-        raise ValueError(f"{endpoint!r} is not the base URL of an OTLP/HTTP collector, as http://127.0.0.1:4318 is")
-    try:
-        from kvcache.otlp import OtlpTracer
-    except ImportError as error:
-        raise ValueError(f"traces need more packages ({error}): pip install 'prfaas[traces]'") from error
-    return OtlpTracer(endpoint, service, instance)
 
 
 def valid_traceparent(text: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 import secrets
@@ -14,6 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from kvcache.checkpoints import CheckpointPolicy
 from kvcache.control import KvAddress
+from kvcache.hosts import is_every_address, is_loopback
 from kvcache.join_token import JoinToken
 from kvcache.layout import DType
 from kvcache.wire import Role
@@ -103,14 +103,6 @@ class NodeConfig:
     otlp_endpoint: str | None = None
 
 
-def is_loopback(host: str) -> bool:
-    """Whether ``host`` can only mean this machine: a loopback address or the name localhost."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def stream_url(gateway: str) -> str:
     """The control stream's WebSocket URL at a gateway given as http(s) or ws(s) URL. Raises ConfigError."""
     try:
@@ -152,11 +144,7 @@ def kv_port(role: Role, dial: str | None, host: str | None, port: int, advertise
         return None
     bind = host or "127.0.0.1"
     address = parse_address(advertise, "--kv-advertise") if advertise else None
-    try:
-        anywhere = ipaddress.ip_address(bind).is_unspecified
-    except ValueError:
-        anywhere = False
-    if anywhere and address is None:
+    if is_every_address(bind) and address is None:
         raise ConfigError(f"--kv-advertise: --kv-host {bind} is no address that a peer can dial; say HOST:PORT to dial")
     return KvPort(bind, port, address)
 

@@ -18,7 +18,8 @@ from kvcache.codecs.candidates import candidates
 from kvcache.codecs.meter import CodecMeter
 from kvcache.control import KvAddress
 from kvcache.room import PageRoom
-from kvcache.tracing import Tracer, tracer_for
+from kvcache.tracer import tracer_for
+from kvcache.tracing import Tracer
 from kvcache.transport import KvEndpoint, LocalIdentity, TransportLimits
 from node.carriers import carriers
 from node.codec_start import measure

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from gateway.config import ConfigError, is_loopback
+from gateway.config import ConfigError
+from kvcache.hosts import is_loopback
 
 PASSWORD_VARIABLE = "PRFAAS_REDIS_PASSWORD"  # noqa: S105 (a name)
 DEFAULT_PREFIX = "prfaas"

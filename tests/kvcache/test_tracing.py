@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from kvcache import otlp
-from kvcache.tracing import NO_SPAN, NO_TRACER, part, tracer_for, valid_traceparent
+from kvcache.tracer import tracer_for
+from kvcache.tracing import NO_SPAN, NO_TRACER, part, valid_traceparent
 from tests.collector import Collector, collecting
 
 CALLER = f"00-{'a' * 32}-{'b' * 16}-01"

@@ -133,15 +133,3 @@ def test_a_secret_is_one_line_of_a_file(tmp_path):
             config.read_secret(file, "--join-token-file")
     with pytest.raises(ConfigError, match="--join-token-file"):
         config.read_secret(tmp_path / "nothing", "--join-token-file")
-
-
-@pytest.mark.parametrize(
-    ("host", "local"), [("127.0.0.1", True), ("::1", True), ("localhost", True), ("127.1.2.3", True)]
-)
-def test_the_loopback_is_recognised(host, local):
-    assert config.is_loopback(host) is local
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "localhost.example", "127.0.0.1.example", ""])
-def test_nothing_else_is_taken_for_the_loopback(host):
-    assert not config.is_loopback(host)

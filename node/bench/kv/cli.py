@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import click
 
+from kvcache.hosts import is_loopback
 from kvcache.layout import DType
-from node.config import is_loopback
 
 T = TypeVar("T")
 
