@@ -159,7 +159,7 @@ class Gateway:
         self.refusals = Refusals(self.audit.refused)
         self.metrics.show(self.refusals.counter)
         in_flight = self.generation.in_flight
-        self._readiness = Readiness(self.registry, self.fleet, self.canary, self.refusals, lambda: in_flight.draining)
+        self._readiness = Readiness(self.registry, self.fleet, self.canary, self.refusals, lambda: in_flight.leaving)
         self._streams = ControlStreams(
             config,
             self.registry,

@@ -13,7 +13,10 @@ class InFlight:
 
     def __init__(self, most: int, waiting: WaitingRoom) -> None:
         self.count = 0
+        self.leaving = False
+        """Whether others should be asked from now on."""
         self.draining = False
+        """Whether no more are taken."""
         self._most = most
         self._waiting = waiting
         self._idle = asyncio.Event()

@@ -13,7 +13,7 @@ from kvcache.wire import Role
 
 
 class Readiness:
-    """Of all that speaks answers: decode nodes at home, and external engines. ``draining``: no new request is taken."""
+    """Of all that speaks answers: decode nodes at home, and external engines. ``leaving``: it was told to stop."""
 
     def __init__(
         self,
@@ -21,17 +21,17 @@ class Readiness:
         fleet: Fleet,
         canary: Canary,
         refusals: Refusals,
-        draining: Callable[[], bool],
+        leaving: Callable[[], bool],
     ) -> None:
         self._registry = registry
         self._fleet = fleet
         self._canary = canary
         self._refusals = refusals
-        self._draining = draining
+        self._leaving = leaving
 
     def missing(self) -> str | None:
         """What keeps this gateway from serving, or None."""
-        if self._draining():
+        if self._leaving():
             return "shutting down"
         if any(node.accepting for node in self._registry.nodes(self._registry.local_cluster, Role.DECODE)):
             return self._canary.missing_proof()

@@ -98,11 +98,13 @@ class GatewayServer(uvicorn.Server):
         self._tasks: list[asyncio.Task[None]] = []
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """First signal: refuse new requests, wait for those at hand, then stop. Second: stop now."""
-        if self._gateway.generation.in_flight.draining:
+        """First signal: linger, refuse new requests, wait for those at hand, then stop. Second: stop now."""
+        in_flight = self._gateway.generation.in_flight
+        if in_flight.leaving:
             self.should_exit = self.force_exit = True
             return
-        self._gateway.generation.in_flight.draining = True
+        in_flight.leaving = True
+        in_flight.draining = not self._gateway.config.linger_s
         loop = asyncio.get_running_loop()
         loop.call_soon_threadsafe(lambda: self._tasks.append(loop.create_task(self._drain())))
 
@@ -115,10 +117,14 @@ class GatewayServer(uvicorn.Server):
         log.info("handed over requests=%d", self._gateway.generation.in_flight.count)
         for server in self.servers:
             server.close()
-        close = (b"connection", b"close")  # whoever is served on an open connection asks the successor next time
+        self._let_go()
+        self._tasks.append(asyncio.get_running_loop().create_task(self._leave()))
+
+    def _let_go(self) -> None:
+        """Whoever is served on an open connection asks another gateway next time."""
+        close = (b"connection", b"close")
         self.config.encoded_headers.append(close)
         self.server_state.default_headers = [*self.server_state.default_headers, close]
-        self._tasks.append(asyncio.get_running_loop().create_task(self._leave()))
 
     async def _leave(self) -> None:
         await self._gateway.leave()
@@ -141,6 +147,10 @@ class GatewayServer(uvicorn.Server):
     async def _drain(self) -> None:
         if self._worker is not None and self.started:
             self.servers[0].close()  # the shared one: whoever connects from now on gets another worker
+        if self._gateway.config.linger_s:
+            self._let_go()
+            await asyncio.sleep(self._gateway.config.linger_s)
+            self._gateway.generation.in_flight.draining = True
         try:
             async with asyncio.timeout(self._gateway.config.drain_s):
                 await self._gateway.generation.in_flight.drained()

@@ -167,6 +167,13 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     help="Seconds that answers at hand may take once the gateway was told to stop.",
 )
 @click.option(
+    "--linger",
+    type=Finite(0, 3600),
+    default=0.0,
+    show_default=True,
+    help="Seconds before that in which it still takes requests and /ready says that it goes, for a balancer to hear it.",
+)
+@click.option(
     "--canary-interval",
     type=Finite(0, 86400),
     default=30.0,
@@ -271,6 +278,7 @@ def configure(
     cors_origins: tuple[str, ...],
     handover: Path | None,
     drain_timeout: float,
+    linger: float,
     canary_interval: float,
     breaker_failures: int,
     breaker_successes: int,
@@ -322,6 +330,7 @@ def configure(
         cors_origins=cors_origins,
         handover=handover,
         drain_s=drain_timeout,
+        linger_s=linger,
         canary_s=canary_interval,
         breaker=BreakerValues(breaker_failures, breaker_successes, breaker_open),
         audit=AuditValues(audit_share),

@@ -33,7 +33,7 @@ def differences(mine: Common, others: Iterable[tuple[str, Common | None]], clock
     if abs(clock_s) > CLOCK_S:
         way = "ahead of" if clock_s > 0 else "behind"
         found.append(
-            f"the clock here is {abs(clock_s):.0f} s {way} Redis's: nodes refuse jobs whose deadlines are by another "
+            f"the clock here is {abs(clock_s):.0f} s {way} Redis's: nodes refuse tickets and deadlines by another "
             "clock than theirs; have all machines set their clocks by NTP"
         )
     for url, other in others:

@@ -37,4 +37,4 @@ def serve_workers(config: GatewayConfig, reread: Callable[[], GatewayConfig]) ->
                 print(f"Error: worker {number}: {error}", file=sys.stderr, flush=True)
                 raise Misconfigured from error
 
-        return Supervisor(config.workers, work, config.drain_s + GRACE_S).run()
+        return Supervisor(config.workers, work, config.linger_s + config.drain_s + GRACE_S).run()

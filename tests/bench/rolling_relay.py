@@ -95,7 +95,7 @@ async def measure(streams: int, rate: float, seconds: float, turns: int, folder:
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(process.engine(folder, rate))
         target = await stack.enter_async_context(process.gateway(folder, engine, options))
-        files = ("--model", folder / "model", "--state", folder / "state.db", "--engines", folder / "engines.toml")
+        files = ("--state", folder / "state.db", "--engines", folder / "engines.toml")
         again = ("gateway", "--port", target.port, *files, *options)
         command = (sys.executable, "-c", "from gateway.cli import main; main()", *map(str, again))
 

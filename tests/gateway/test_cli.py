@@ -248,6 +248,30 @@ async def test_requests_at_hand_finish_after_sigterm_and_new_ones_are_refused(mo
         await node.stop()
 
 
+async def test_one_that_lingers_takes_requests_and_has_whoever_asks_go_elsewhere_next_time(
+    model_dir: Path, info: ModelInfo
+) -> None:
+    with Process(model_dir, "--linger", "1.5") as process:
+        url = f"http://127.0.0.1:{process.port}"
+        node = await FakeNode(url, "d", Role.DECODE, info).start()
+        body = {"model": "tiny", "prompt": "ab"}
+        async with httpx.AsyncClient(base_url=url, timeout=20) as kept:
+            assert "connection" not in (await kept.post("/v1/completions", json=body)).headers
+            began = time.monotonic()
+            ending = asyncio.create_task(asyncio.to_thread(process.terminate))
+            async with httpx.AsyncClient(base_url=url, timeout=20) as probe:
+                while (ready := await probe.get("/ready")).status_code == 200:
+                    await asyncio.sleep(0.01)
+            assert ready.json()["reason"] == "shutting down"
+            for client in (kept, httpx.AsyncClient(base_url=url, timeout=20)):
+                answer = await client.post("/v1/completions", json=body)
+                assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+            await client.aclose()
+        await ending
+        assert time.monotonic() - began >= 1.5
+        await node.stop()
+
+
 def certificate(directory: Path) -> tuple[Path, Path]:
     """A self-signed certificate for 127.0.0.1 and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
