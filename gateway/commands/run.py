@@ -171,7 +171,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     type=Finite(0, 3600),
     default=0.0,
     show_default=True,
-    help="Seconds before that in which it still takes requests and /ready says that it goes, for a balancer to hear it.",
+    help="Seconds before that in which it takes requests still and /ready says that it goes, for a balancer to hear.",
 )
 @click.option(
     "--canary-interval",
