@@ -71,6 +71,7 @@ class RequestLife:
         self._holds_nothing: set[str] = set()
         self._without: set[str] = set()
         self._dispatched_at = began
+        self._comes_last = False
         self._held: tuple[float, Mapping[str, Held]] = (float("-inf"), {})
         self._hear: Callable[[AnswerPart], None] | None = None
         self._heard_at = began
@@ -256,6 +257,7 @@ class RequestLife:
         return decision
 
     def _start_first(self, decision: Decision) -> None:
+        self._check_time(decision)
         if not self.record.attempts and decision.chosen is not None:
             try:
                 self._turn.check_slo(decision.chosen.predicted_ttft_s)
@@ -271,6 +273,11 @@ class RequestLife:
             return self._policy.fall_back(self._facts())
 
         def start(decision: Decision) -> None:
+            try:
+                self._check_time(decision, last=True)
+            except ApiError:
+                fallback.refused()
+                raise
             try:
                 fallback.spend(decision, self._loop.time())
             except ApiError:
@@ -290,6 +297,16 @@ class RequestLife:
         with part(self._p.span, "route"):
             await self._turn.go(way)
 
+    def _check_time(self, decision: Decision, last: bool = False) -> None:
+        """Raise ApiError for what comes last and is predicted too late although nothing else is counted: it would be
+        computed in vain."""
+        chosen, now = decision.chosen, self._loop.time()
+        if chosen is None or chosen.predicted_ttft_s is None or not (last or displaced(decision)):
+            return
+        if now + chosen.predicted_ttft_s > self.deadline:
+            self._refused(decision, last)
+            raise refusals.no_time(self._s.config.request_timeout_s)
+
     def _refused(self, decision: Decision, last: bool = False) -> None:
         self.record.decided(decision, last)
         self._s.metrics.decisions.labels("none", decision.reason.value).inc()
@@ -303,7 +320,8 @@ class RequestLife:
         self._s.metrics.decisions.labels(kind, decision.reason.value).inc()
         if decision.chosen is None:
             raise refusals.no_way(decision)
-        number, priority = len(self.record.attempts) + 1, self._turn.rank(last or displaced(decision))
+        self._comes_last = last or displaced(decision)
+        number, priority = len(self.record.attempts) + 1, self._turn.rank(self._comes_last)
         attempt = self._s.builder.build(self._p, decision.chosen, number, priority, self.deadline - self._loop.time())
         self.record.attempts.append(attempt)
         log.info(
@@ -333,7 +351,8 @@ class RequestLife:
                 late = AttemptFailed("wait", "late", f"no token after {patience:.1f} s")
                 attempt.close("late", late)
                 raise late from None
-            self._blame(AttemptFailed("wait", "deadline"))
+            if not self._comes_last:  # else its nodes may be well, and have other things to do
+                self._blame(AttemptFailed("wait", "deadline"))
             raise self._too_late() from None
         now = self.record.first_at = self._loop.time()
         assert self._trial is not None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from kvcache.control import GenerateJob, PrefillJob
 from kvcache.wire import Role
 from scheduler.admission.node_order import LAST
+from scheduler.breaker import BreakerValues
 from tests.gateway.conftest import Open, Stage
 from tests.gateway.fakes import FakeNode, answer_well, never
 
@@ -15,13 +17,13 @@ LONG = 60
 HOME = {"x-prfaas-route-hint": "local"}
 
 
-async def slow_cluster(stage: Open, bytes_per_s: float) -> tuple[Stage, FakeNode, FakeNode]:
+async def slow_cluster(stage: Open, bytes_per_s: float, **changes: Any) -> tuple[Stage, FakeNode, FakeNode]:
     """A home and a cluster of one prefill node each, over a second for a long prompt, and a slow way between them."""
 
     async def unless_held(node: FakeNode, job: GenerateJob) -> None:
         await (never if len(job.token_ids) < 2 * LONG else answer_well)(node, job)
 
-    one = await stage()
+    one = await stage(**changes)
     one.register("east")
     home = await one.node("p-home", Role.PREFILL, speed=100.0)
     east = await one.node("p-east", Role.PREFILL, cluster="east", speed=100.0)
@@ -67,3 +69,23 @@ async def test_it_is_kept_out_of_a_busy_home_and_goes_the_slower_way_once_that_i
     assert len(home.jobs(PrefillJob)) == 1
     busy.cancel()
     await asyncio.wait([busy])
+
+
+async def test_what_would_come_too_late_in_any_case_is_refused_and_not_computed_in_vain(stage: Open) -> None:
+    one, home, _ = await slow_cluster(stage, 1e3, request_timeout_s=1.0)
+    answer = await one.complete(words=LONG)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "overloaded")
+    assert answer.headers["retry-after"]
+    assert not home.jobs(PrefillJob)
+    assert (await one.complete(words=LONG, headers=HOME)).status_code == 200, "predictions of other work may be wrong"
+
+
+async def test_a_home_that_does_other_things_first_is_not_blamed(stage: Open) -> None:
+    one, home, _ = await slow_cluster(stage, 1e3, request_timeout_s=1.5, breaker=BreakerValues(failures=1))
+    home.on_prefill = never
+    (decode,) = (node for node in one.nodes if node.name == "d")
+    decode.on_generate = never
+    assert (await one.complete(words=LONG)).json()["error"]["code"] == "request_timeout"
+    session = one.gateway.registry.node("p-home")
+    assert session is not None
+    assert one.gateway.registry.breakers.node(session).admits(asyncio.get_running_loop().time())
