@@ -42,7 +42,7 @@ class Credential:
         """One that this root signs and that signs certificates of gateways and nodes, but no further authority."""
         key = new_key()
         builder = _builder(name, self, key.public_key(), now, days * DAY_S)
-        return Credential(_authority(builder, key.public_key(), 0).sign(self.key, hashes.SHA256()), key)
+        return Credential(_authority(builder, 0).sign(self.key, hashes.SHA256()), key)
 
     def server(self, hosts: Sequence[str], now: float, days: float) -> Credential:
         """A gateway's certificate with its key. Raises ValueError for what is no host name, or without any."""
@@ -64,7 +64,7 @@ def create_root(name: str, now: float, days: float) -> Credential:
     """A root of one's own, which signs itself."""
     key = new_key()
     builder = _builder(name, None, key.public_key(), now, days * DAY_S)
-    return Credential(_authority(builder, key.public_key(), 1).sign(key, hashes.SHA256()), key)
+    return Credential(_authority(builder, 1).sign(key, hashes.SHA256()), key)
 
 
 def fingerprint(certificate: x509.Certificate) -> bytes:
@@ -101,7 +101,7 @@ def _builder(
     )
 
 
-def _authority(builder: x509.CertificateBuilder, key: ec.EllipticCurvePublicKey, below: int) -> x509.CertificateBuilder:
+def _authority(builder: x509.CertificateBuilder, below: int) -> x509.CertificateBuilder:
     """Make it one of an authority with at most ``below`` authorities under it."""
     return builder.add_extension(x509.BasicConstraints(ca=True, path_length=below), critical=True).add_extension(
         _usage(signs_certificates=True), critical=True

@@ -23,7 +23,6 @@ from kvcache.wire import Abort, Data, Lane, Open, encode_frame
 
 logger = logging.getLogger(__name__)
 
-_YIELD_BYTES = 1 << 20
 IDLE_BYTES = 4096
 
 
@@ -57,7 +56,6 @@ class Peer:
         self._lanes: list[Connection] = []
         self._turn = 0
         self._sent_before = 0
-        self._unyielded = 0
         self._paused = False
         self._cause: str | None = None
         self._grace: asyncio.TimerHandle | None = None
@@ -180,26 +178,6 @@ class Peer:
                 item.waiter = self._loop.create_future()
             await item.waiter
         return item.carrier
-
-    async def send_data(
-        self, data: Data, payload: Sequence[bytes | bytearray | memoryview], left: int = 0
-    ) -> Connection:
-        """``submit`` and wait until the memory is no longer referred to; returns the connection that took the frame.
-
-        When cancelled, a frame already begun is completed from a copy. Raises PeerLost and ValueError as they do.
-        """
-        item = self.submit(data, payload, left)
-        try:
-            if item.carrier is not None:
-                # A frame that went at once does not yield: without this a fast link would starve the loop.
-                self._unyielded += data.wire_bytes
-                if self._unyielded >= _YIELD_BYTES:
-                    self._unyielded = 0
-                    await asyncio.sleep(0)
-            return await self.carried(item)
-        except asyncio.CancelledError:
-            self.drop(item)
-            raise
 
     def drop(self, item: Outgoing) -> None:
         """Nobody wants this frame any more: afterwards its memory is not referred to. Harmless when it has gone."""

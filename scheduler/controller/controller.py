@@ -127,7 +127,7 @@ class Controller:
         current, look = self.proposals.current, self._look
         if current is not None and current.verdict in (Verdict.AUTO, Verdict.APPROVED):
             return
-        why = self._worth(look, fleet, outlook, now)
+        why = self._worth(look, now)
         self._held = self._held + 1 if why else 0
         if why and self._held >= STEPS_IN_A_ROW:
             self._put(look.prefill_best, look.threshold_then, look.lambda_best, why, now, forecast=False)
@@ -136,7 +136,7 @@ class Controller:
                 self.proposals.settle(Verdict.SUPERSEDED, now)
             self._look_ahead(seen, outlook, fleet, now)
 
-    def _worth(self, look: Assessment, fleet: Capacities, outlook: Outlook, now: float) -> str:
+    def _worth(self, look: Assessment, now: float) -> str:
         """Why a change is worth it; "" where it is not."""
         s = self.settings
         if look.prefill_best == look.prefill_now or look.gain < s.start_gain or look.gain_surely < 1.0:

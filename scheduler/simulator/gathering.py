@@ -59,14 +59,14 @@ class Gathering:
         request = RequestFacts(str(job.index), job.stop + 1, self._sizes, self._chunk_tokens)
         if job.blocks:
             return self._with_prefixes(request, job, now, without)
-        home = [node.facts(job, 0, 0, now) for node in self._prefilling if node.name not in without]
+        home = [node.facts(0, 0, now) for node in self._prefilling if node.name not in without]
         decoders = [node.facts(0, 0) for node in self._decoding if node.name not in without]
         if self._mixes:
             home += [node.mixing_facts(0, 0, now) for node in self._decoding if node.name not in without]
         clusters = [ClusterFacts(LOCAL, True, bool(home), tuple(home), self._home_link)]
         for site in self._sites:
             site.link.wanted(now)
-            nodes = tuple([n.facts(job, 0, 0, now) for n in site.nodes if n.accepting and n.name not in without])
+            nodes = tuple([n.facts(0, 0, now) for n in site.nodes if n.accepting and n.name not in without])
             clusters.append(ClusterFacts(site.name, False, bool(nodes), nodes, site.link.facts(now)))
         return Facts(request, tuple(clusters), tuple(decoders), self.threshold_tokens)
 
@@ -81,7 +81,7 @@ class Gathering:
 
         def prefill(nodes: Sequence[PrefillNode]) -> list[PrefillNodeFacts]:
             usable = [node for node in nodes if node.accepting and node.name not in without]
-            return [node.facts(job, *match(node.name), now) for node in usable]
+            return [node.facts(*match(node.name), now) for node in usable]
 
         decoding = [node for node in self._decoding if node.name not in without]
         decoders: list[DecodeNodeFacts] = [node.facts(*match(node.name)) for node in decoding]

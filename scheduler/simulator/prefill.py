@@ -115,8 +115,8 @@ class PrefillNode:
         """Seconds until all that is here is computed."""
         return self._waiting_s + (self.ends_at - now if self.running is not None else 0.0)
 
-    def facts(self, job: Job, cached: int, held: int, now: float) -> PrefillNodeFacts:
-        """What a decision about ``job`` may know of this node, which has ``cached`` and ``held`` tokens of it."""
+    def facts(self, cached: int, held: int, now: float) -> PrefillNodeFacts:
+        """What a decision may know of this node, which has ``cached`` and ``held`` tokens of the prompt."""
         if self.running is None and not held:
             return self._idle_facts
         wait_s = self._waiting_s + (self.ends_at - now if self.running is not None else 0.0)

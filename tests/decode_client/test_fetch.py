@@ -15,6 +15,7 @@ from kvcache.plan import plan_transfer
 from kvcache.transfer import OutgoingTransfer
 from kvcache.wire import Abort, Ack, Announce, Grant, Manifest, Open
 from tests.fake_engine import piece_bytes
+from tests.kvcache.kvnet import send_data
 from tests.pair import CHUNK, LAYOUT, Job, Pair, pair
 from tests.rogue import Rogue
 
@@ -44,7 +45,7 @@ class Sender(Rogue):
         payload = damage(payload)
         data = self.outgoing.header(piece, self.codec.name, len(payload), digest)
         data = msgspec.structs.replace(data, **changes)
-        await self.peer.send_data(data, [payload])
+        await send_data(self.peer, data, [payload])
 
     async def send_all(self):
         for piece in self.plan.pieces:
@@ -218,10 +219,10 @@ async def test_pieces_may_come_in_any_order_twice_and_after_the_manifest(tokeniz
             frames.append((sender.outgoing.header(piece, "raw", len(payload), digest), payload))
         sender.peer.send(sender.outgoing.manifest(0.0))
         for header, payload in [*frames[:0:-1], *frames[5:9]]:
-            await sender.peer.send_data(header, [payload])
+            await send_data(sender.peer, header, [payload])
         await asyncio.sleep(0.05)
         assert not [f for f in sender.heard if isinstance(f, Ack)]
-        await sender.peer.send_data(frames[0][0], [frames[0][1]])
+        await send_data(sender.peer, frames[0][0], [frames[0][1]])
         assert isinstance(await nodes.decode.ended(job.generation), Finished)
         done = await nodes.decode.told(TransferDone, job.transfer)
         assert done.wire_bytes == done.raw_bytes == sender.plan.nbytes
@@ -234,7 +235,7 @@ async def test_a_repeat_with_another_digest_ends_the_transfer(tokenizer):
         await sender.send(piece)
         payload, digest = sender.encoded(piece)
         header = sender.outgoing.header(piece, "raw", len(payload), digest)
-        await sender.peer.send_data(msgspec.structs.replace(header, digest=flipped(digest)), [payload])
+        await send_data(sender.peer, msgspec.structs.replace(header, digest=flipped(digest)), [payload])
         failed = await failure(nodes, job)
         assert (failed.cause, failed.detail.split(":")[0]) == ("violation", "digest")
 
@@ -378,7 +379,7 @@ async def test_another_peer_cannot_touch_the_transfer(tokenizer):
         piece = sender.plan.pieces[0]
         payload, digest = sender.encoded(piece)
         forged = OutgoingTransfer(sender.plan, job.ticket).header(piece, "raw", len(payload), digest)
-        await peer.send_data(forged, [bytes(len(payload))])
+        await send_data(peer, forged, [bytes(len(payload))])
         await asyncio.sleep(0.05)
         await sender.send_all()
         sender.peer.send(sender.outgoing.manifest(0.0))

@@ -27,6 +27,18 @@ QUICK = TransportLimits(
 """Short times, and one connection for each pair."""
 
 
+async def send_data(
+    peer: Peer, header: Data, payload: Sequence[bytes | bytearray | memoryview], left: int = 0
+) -> Connection:
+    """Submit a piece and wait until its memory is no longer referred to; the connection that took it."""
+    item = peer.submit(header, payload, left)
+    try:
+        return await peer.carried(item)
+    except asyncio.CancelledError:
+        peer.drop(item)
+        raise
+
+
 def key_of(name: str) -> Ed25519PrivateKey:
     """One fixed key for each name."""
     return Ed25519PrivateKey.from_private_bytes(name.encode().ljust(32, b"."))

@@ -19,7 +19,7 @@ from kvcache.transport.greeting import introduce
 from kvcache.transport.hostlane import HostCarrier
 from kvcache.transport.interface import LocalIdentity
 from kvcache.wire import Grant
-from tests.kvcache.kvnet import QUICK, Recorder, T, data, key_of, local, soon, until, who
+from tests.kvcache.kvnet import QUICK, Recorder, T, data, key_of, local, send_data, soon, until, who
 
 SHM = "shm"
 
@@ -173,7 +173,7 @@ def _child(pipe: Pipe) -> None:
         peer = await endpoint.peer(who("a"), None, soon(20))
         await until(lambda: peer.lanes(SHM), 20)
         while True:  # send as much as the other side takes
-            await peer.send_data(data(0, 1 << 20), [bytes(1 << 20)])
+            await send_data(peer, data(0, 1 << 20), [bytes(1 << 20)])
 
     asyncio.run(run())
 

@@ -15,7 +15,7 @@ from kvcache.control import KvAddress
 from kvcache.transport import KvEndpoint, Peer
 from kvcache.transport.probe import CHUNK_BYTES, MAX_PROBE_BYTES, Probe
 from kvcache.transport.sendqueue import SendBatch, SendQueue
-from tests.kvcache.kvnet import QUICK, Recorder, data, local, soon, until, who
+from tests.kvcache.kvnet import QUICK, Recorder, data, local, send_data, soon, until, who
 
 Two = tuple[KvEndpoint, KvEndpoint, Peer, Recorder]
 FOUR = replace(QUICK, connections=4)
@@ -139,7 +139,7 @@ async def test_a_transfer_ends_a_probe_and_is_not_measured_by_it(two: Two) -> No
     measured: list[bool] = []
     await until(lambda: a.probe("b", MAX_PROBE_BYTES, lambda: measured.append(True)))
     assert not a.probe("b", 1, lambda: measured.append(False)), "one at a time"
-    await peer.send_data(data(0, 1000), [bytes(1000)])
+    await send_data(peer, data(0, 1000), [bytes(1000)])
     await until(lambda: on_b.arrived)
     await asyncio.sleep(0.2)
     assert not measured
@@ -151,6 +151,6 @@ async def test_a_transfer_ends_a_probe_and_is_not_measured_by_it(two: Two) -> No
 @linux
 async def test_a_path_that_carries_something_is_not_probed(two: Two) -> None:
     a, _, peer, on_b = two
-    await peer.send_data(data(0, 1 << 20), [bytes(1 << 20)])
+    await send_data(peer, data(0, 1 << 20), [bytes(1 << 20)])
     await until(lambda: on_b.arrived and peer.busy)
     assert not a.probe("b", 1, lambda: None)

@@ -15,7 +15,7 @@ import pytest_asyncio
 from kvcache.control import KvAddress
 from kvcache.transport import KvEndpoint, Peer
 from kvcache.transport.shaping import Shape, forget_path, spread
-from tests.kvcache.kvnet import QUICK, Recorder, data, local, soon, until, who
+from tests.kvcache.kvnet import QUICK, Recorder, data, local, send_data, soon, until, who
 
 MIB = 1 << 20
 FOUR = replace(QUICK, connections=4)
@@ -98,7 +98,7 @@ async def took(peer: Peer, on_b: Recorder, megabytes: int) -> float:
     on_b.arrived.clear()
     began = time.monotonic()
     for seq in range(megabytes * 8):
-        await peer.send_data(data(seq, MIB // 8), [bytes(MIB // 8)])
+        await send_data(peer, data(seq, MIB // 8), [bytes(MIB // 8)])
     await until(lambda: len(on_b.arrived) == megabytes * 8, 20)
     return time.monotonic() - began
 

@@ -14,7 +14,7 @@ import pytest_asyncio
 from kvcache.control import KvAddress
 from kvcache.transport import KvEndpoint, Peer, PeerLost, PeerRefused, TransportLimits
 from kvcache.wire import Grant
-from tests.kvcache.kvnet import QUICK, Net, Proxy, Recorder, T, data, local, soon, until, who
+from tests.kvcache.kvnet import QUICK, Net, Proxy, Recorder, T, data, local, send_data, soon, until, who
 
 MIB = 1 << 20
 FOUR = replace(QUICK, connections=4)
@@ -58,7 +58,7 @@ async def test_the_dialling_side_sets_up_all_connections_and_keeps_them(net: Net
 async def test_frames_stripe_over_all_connections(net: Net) -> None:
     at_a, _, _, on_b = await pair(net)
     payloads = [random.Random(seq).randbytes(MIB) for seq in range(32)]
-    carriers = await asyncio.gather(*(at_a.send_data(data(seq, MIB), [p]) for seq, p in enumerate(payloads)))
+    carriers = await asyncio.gather(*(send_data(at_a, data(seq, MIB), [p]) for seq, p in enumerate(payloads)))
     await until(lambda: len(on_b.arrived) == 32)
     assert {on_b.memory[T, seq] == payload for seq, payload in enumerate(payloads)} == {True}
     assert set(carriers) == set(at_a.connections)
@@ -83,7 +83,7 @@ async def test_unsent_frames_of_a_lost_connection_leave_over_the_others(net: Net
     at_a, on_a, at_b, on_b = await pair(net)
     at_b.pause()
     payloads = [random.Random(seq).randbytes(MIB) for seq in range(64)]
-    sends = [asyncio.create_task(at_a.send_data(data(seq, MIB), [p])) for seq, p in enumerate(payloads)]
+    sends = [asyncio.create_task(send_data(at_a, data(seq, MIB), [p])) for seq, p in enumerate(payloads)]
     await asyncio.sleep(0.1)
     cut = (at_a if killer == "sender" else at_b).connections[0]
     cut.end("cut")
@@ -109,7 +109,7 @@ async def test_the_payload_that_was_under_way_is_named_and_no_longer_written(net
         return [memoryview(rooms[-1])]
 
     on_b.target = target
-    sending = asyncio.create_task(at_a.send_data(data(7, 8 * MIB), [b"x" * 8 * MIB]))
+    sending = asyncio.create_task(send_data(at_a, data(7, 8 * MIB), [b"x" * 8 * MIB]))
     await until(lambda: rooms)
     receiving = next(c for c in at_b.connections if c.receiving is not None)
     receiving.end("cut")
@@ -128,7 +128,7 @@ async def test_a_peer_without_connections_is_reached_again_and_nothing_queued_is
         connection.end("cut")
     assert at_a.alive
     at_a.send(Grant(T))
-    sending = asyncio.create_task(at_a.send_data(data(0, MIB), [b"x" * MIB]))
+    sending = asyncio.create_task(send_data(at_a, data(0, MIB), [b"x" * MIB]))
     await until(lambda: on_b.frames and on_b.arrived)
     await sending
     await until(lambda: len(at_a.connections) == len(at_b.connections) == 4)
@@ -151,7 +151,7 @@ async def test_a_peer_that_does_not_come_back_is_lost_once_after_the_grace(net: 
     proxy = Proxy(await b.listen("127.0.0.1", 0))
     at_a = await a.peer(who("b"), await proxy.start(), soon())
     await until(lambda: len(at_a.connections) == 4)
-    waiting = asyncio.create_task(at_a.send_data(data(0, 64 * MIB), [bytes(64 * MIB)]))
+    waiting = asyncio.create_task(send_data(at_a, data(0, 64 * MIB), [bytes(64 * MIB)]))
     await proxy.stop()
     took = await until(lambda: on_a.lost and on_b.lost)
     assert 0.3 < took < 3
@@ -263,13 +263,13 @@ async def test_a_stopped_receiver_leaves_another_its_speed(net: Net) -> None:
         on_c.arrived.clear()
         began = asyncio.get_running_loop().time()
         for seq in range(100):
-            await to_c.send_data(data(seq, MIB), [block])
+            await send_data(to_c, data(seq, MIB), [block])
         await until(lambda: len(on_c.arrived) == 100, 30)
         return 1 / (asyncio.get_running_loop().time() - began)
 
     lone = max([await speed() for _ in range(3)])
     (await b.peer(who("a"), None, soon())).pause()
-    stuck = [asyncio.create_task(to_b.send_data(data(seq, 8 * MIB), [bytes(8 * MIB)])) for seq in range(20)]
+    stuck = [asyncio.create_task(send_data(to_b, data(seq, 8 * MIB), [bytes(8 * MIB)])) for seq in range(20)]
     await asyncio.sleep(0.1)
     beside = max([await speed() for _ in range(3)])
     assert not any(task.done() for task in stuck[10:])
@@ -309,7 +309,7 @@ async def test_what_may_go_over_some_connections_only_is_given_up_with_the_last_
     late = at_a.submit(data(8, MIB), [bytes(MIB)], 0, some)
     assert late.carrier in some
     at_b.resume()
-    await at_a.send_data(data(9, MIB), [bytes(MIB)])
+    await send_data(at_a, data(9, MIB), [bytes(MIB)])
     await until(lambda: (T, 9) in on_b.arrived)
     assert not {(T, 7), (T, 8)} & {*on_b.arrived}
 

@@ -42,7 +42,20 @@ from kvcache.transport import (
 from kvcache.transport.dialler import Backoff
 from kvcache.transport.link import RateMeter
 from kvcache.wire import Abort, Ack, Data, Frame, Grant, Kind, Open, encode_frame, header
-from tests.kvcache.kvnet import QUICK, Net, Proxy, Recorder, T, data, key_of, local, soon, until, who
+from tests.kvcache.kvnet import (
+    QUICK,
+    Net,
+    Proxy,
+    Recorder,
+    T,
+    data,
+    key_of,
+    local,
+    send_data,
+    soon,
+    until,
+    who,
+)
 
 MIB = 1 << 20
 
@@ -447,7 +460,7 @@ async def test_a_payload_of_many_parts_arrives_whole(net: Net, size: int) -> Non
     at_a, _, _, on_b = await pair(net)
     payload = random.Random(size).randbytes(size)
     parts = [payload[n : n + 50_001] for n in range(0, size, 50_001)]
-    await at_a.send_data(data(0, size), parts)
+    await send_data(at_a, data(0, size), parts)
     await until(lambda: on_b.arrived)
     assert on_b.memory[T, 0] == payload
 
@@ -457,7 +470,7 @@ async def test_memory_may_change_as_soon_as_send_data_returns(net: Net) -> None:
     room = bytearray(4 * MIB)
     for seq in range(8):
         room[:] = bytes([seq]) * len(room)
-        await at_a.send_data(data(seq, len(room)), [room])
+        await send_data(at_a, data(seq, len(room)), [room])
     room[:] = b"\xff" * len(room)
     await until(lambda: len(on_b.arrived) == 8)
     assert all(on_b.memory[T, seq] == bytes([seq]) * len(room) for seq in range(8))
@@ -466,8 +479,8 @@ async def test_memory_may_change_as_soon_as_send_data_returns(net: Net) -> None:
 async def test_a_payload_that_is_not_what_its_header_says_is_a_mistake_of_the_caller(net: Net) -> None:
     at_a, _, _, on_b = await pair(net)
     with pytest.raises(ValueError, match="payload of 4 bytes"):
-        await at_a.send_data(data(0, 5), [b"1234"])
-    await at_a.send_data(data(1, 5), [b"12345"])
+        await send_data(at_a, data(0, 5), [b"1234"])
+    await send_data(at_a, data(1, 5), [b"12345"])
     await until(lambda: on_b.arrived == [(T, 1)])
 
 
@@ -475,8 +488,8 @@ async def test_a_cancelled_send_lets_go_of_its_memory_and_does_not_break_the_str
     at_a, _, at_b, on_b = await pair(net)
     at_b.pause()
     room = bytearray(b"a" * (64 * MIB))
-    begun = asyncio.create_task(at_a.send_data(data(0, len(room)), [room]))
-    queued = asyncio.create_task(at_a.send_data(data(1, 3), [b"abc"]))
+    begun = asyncio.create_task(send_data(at_a, data(0, len(room)), [room]))
+    queued = asyncio.create_task(send_data(at_a, data(1, 3), [b"abc"]))
     await asyncio.sleep(0.1)
     assert not begun.done()
     for task in (begun, queued):
@@ -484,7 +497,7 @@ async def test_a_cancelled_send_lets_go_of_its_memory_and_does_not_break_the_str
     await asyncio.gather(begun, queued, return_exceptions=True)
     room[:] = b"b" * len(room)
     at_b.resume()
-    await at_a.send_data(data(2, 3), [b"xyz"])
+    await send_data(at_a, data(2, 3), [b"xyz"])
     await until(lambda: (T, 2) in on_b.arrived)
     assert on_b.arrived == [(T, 0), (T, 2)]
     assert on_b.memory[T, 0] == b"a" * len(room)
@@ -520,8 +533,8 @@ async def test_a_header_that_breaks_the_plan_aborts_its_transfer_on_both_sides_a
         raise TransferViolation("seq", "9, the plan says 0")
 
     on_b.target = target
-    await at_a.send_data(data(9, 300_000), [bytes(300_000)])
-    await at_a.send_data(data(0, 300_000, other), [bytes(300_000)])
+    await send_data(at_a, data(9, 300_000), [bytes(300_000)])
+    await send_data(at_a, data(0, 300_000, other), [bytes(300_000)])
     await until(lambda: on_a.frames and on_b.arrived)
     assert on_a.frames == on_b.frames == [Abort(T, "violation", "seq: 9, the plan says 0")]
     assert on_b.arrived == [(other, 0)]
@@ -535,7 +548,7 @@ async def test_a_violation_found_later_aborts_the_transfer_too(net: Net) -> None
             raise TransferViolation("digest", "damaged")
 
     on_b.on = refuse
-    await at_a.send_data(data(0, 3), [b"abc"])
+    await send_data(at_a, data(0, 3), [b"abc"])
     at_a.send(Ack(T, 5))
     await until(lambda: len(on_a.frames) == 2)
     assert on_a.frames == [Abort(T, "violation", "digest: damaged")] * 2
@@ -558,7 +571,7 @@ async def test_a_target_of_the_wrong_size_ends_the_peer_and_writes_nothing(net: 
     at_a, _, _, on_b = await pair(net)
     room = bytearray(10)
     on_b.target = lambda peer, frame: [memoryview(room)]
-    await at_a.send_data(data(0, 11), [b"x" * 11])
+    await send_data(at_a, data(0, 11), [b"x" * 11])
     await until(lambda: on_b.lost)
     assert room == bytes(10)
 
@@ -571,7 +584,7 @@ async def test_a_paused_peer_is_read_no_further_and_not_taken_for_lost(net: Net)
     before = at_a.connections, at_b.connections
     at_b.pause()
     at_b.pause()
-    sending = asyncio.create_task(at_a.send_data(data(0, 64 * MIB), [bytes(64 * MIB)]))
+    sending = asyncio.create_task(send_data(at_a, data(0, 64 * MIB), [bytes(64 * MIB)]))
     await asyncio.sleep(3 * QUICK.lost_after_s)
     assert not sending.done()
     assert not on_b.arrived
@@ -611,11 +624,11 @@ async def test_a_stalled_receiver_slows_nobody_else(net: Net) -> None:
     to_b = await a.peer(who("b"), addresses[0], soon())
     to_c = await a.peer(who("c"), addresses[1], soon())
     (await b.peer(who("a"), None, soon())).pause()
-    stalled = asyncio.create_task(to_b.send_data(data(0, 64 * MIB), [bytes(64 * MIB)]))
+    stalled = asyncio.create_task(send_data(to_b, data(0, 64 * MIB), [bytes(64 * MIB)]))
     await asyncio.sleep(0.05)
     began = time.monotonic()
     for seq in range(20):
-        await to_c.send_data(data(seq, MIB), [bytes(MIB)])
+        await send_data(to_c, data(seq, MIB), [bytes(MIB)])
     await until(lambda: len(on_c.arrived) == 20)
     assert time.monotonic() - began < 2
     assert not stalled.done()
@@ -643,11 +656,11 @@ async def test_a_small_transfer_overtakes_the_rest_of_a_large_one(net: Net) -> N
     at_b.pause()
     block = bytes(4 * MIB)
     sends = [
-        asyncio.create_task(at_a.send_data(data(seq, len(block)), [block], (16 - seq) * len(block)))
+        asyncio.create_task(send_data(at_a, data(seq, len(block)), [block], (16 - seq) * len(block)))
         for seq in range(16)
     ]
     await asyncio.sleep(0.05)
-    sends.append(asyncio.create_task(at_a.send_data(data(0, 1000, small), [bytes(1000)], 1000)))
+    sends.append(asyncio.create_task(send_data(at_a, data(0, 1000, small), [bytes(1000)], 1000)))
     await asyncio.sleep(0)
     at_a.send(Grant(T))
     on_b.on = lambda peer, frame: order.append(frame)
@@ -664,7 +677,7 @@ async def test_many_transfers_share_one_socket(net: Net) -> None:
     at_a, _, _, on_b = await pair(net)
     before = len(os.listdir("/proc/self/fd"))
     for n in range(2000):
-        await at_a.send_data(data(0, 100, n.to_bytes(16, "big")), [bytes(100)])
+        await send_data(at_a, data(0, 100, n.to_bytes(16, "big")), [bytes(100)])
     await until(lambda: len(on_b.arrived) == 2000)
     assert len(os.listdir("/proc/self/fd")) == before
     assert not at_a.queue
@@ -682,7 +695,7 @@ async def test_a_silently_cut_connection_is_noticed_by_both_within_five_seconds(
     await asyncio.sleep(1.2)
     assert at_a.way_s > 0
     proxy.silent = True
-    sending = asyncio.create_task(at_a.send_data(data(0, 64 * MIB), [bytes(64 * MIB)]))
+    sending = asyncio.create_task(send_data(at_a, data(0, 64 * MIB), [bytes(64 * MIB)]))
     took = await until(lambda: on_a.lost and on_b.lost, 5.0)
     assert took > 2.5
     assert on_a.lost == [("b", "silent for 4.0 s")]
@@ -727,7 +740,7 @@ async def test_a_killed_or_stopped_peer_is_noticed(net: Net, how: signal.Signals
 async def test_loss_is_told_once_and_ends_every_waiting_send(net: Net) -> None:
     at_a, on_a, at_b, on_b = await pair(net)
     at_b.pause()
-    sends = [asyncio.create_task(at_a.send_data(data(n, 32 * MIB), [bytes(32 * MIB)])) for n in range(3)]
+    sends = [asyncio.create_task(send_data(at_a, data(n, 32 * MIB), [bytes(32 * MIB)])) for n in range(3)]
     await asyncio.sleep(0.05)
     at_a.close("enough")
     at_a.close("again")
@@ -735,7 +748,7 @@ async def test_loss_is_told_once_and_ends_every_waiting_send(net: Net) -> None:
     assert all(isinstance(outcome, PeerLost) and "enough" in str(outcome) for outcome in outcomes)
     at_a.send(Grant(T))
     with pytest.raises(PeerLost):
-        await at_a.send_data(data(0, 1), [b"x"])
+        await send_data(at_a, data(0, 1), [b"x"])
     at_b.resume()
     await until(lambda: on_b.lost)
     await asyncio.sleep(0.6)
@@ -817,7 +830,7 @@ async def test_a_link_report_counts_bytes_and_measures_round_trip_and_rate(net: 
     port = await b.listen("127.0.0.1", 0)
     peer = await a.peer(who("b"), KvAddress("127.0.0.1", port), soon())
     for seq in range(16):
-        await peer.send_data(data(seq, MIB), [bytes(MIB)])
+        await send_data(peer, data(seq, MIB), [bytes(MIB)])
     await until(lambda: len(on_b.arrived) == 16)
     await until(lambda: a.links()[0].bytes_sent == b.links()[0].bytes_received)
     (sent,), (received,) = a.links(), b.links()
@@ -883,7 +896,7 @@ async def test_payloads_pass_over_tls_both_ways_with_pauses(net: Net, certificat
     payload = random.Random(1).randbytes(9 * MIB + 7)
     at_b.pause()
     sends = [
-        asyncio.create_task(peer.send_data(data(seq, len(payload)), [payload[:70_001], payload[70_001:]]))
+        asyncio.create_task(send_data(peer, data(seq, len(payload)), [payload[:70_001], payload[70_001:]]))
         for peer in (at_a, at_b)
         for seq in range(3)
     ]
@@ -905,13 +918,13 @@ async def test_a_cancelled_send_over_tls_does_not_break_the_stream(net: Net, cer
     at_b = await b.peer(who("a"), None, soon())
     at_b.pause()
     room = bytearray(b"a" * (32 * MIB))
-    begun = asyncio.create_task(at_a.send_data(data(0, len(room)), [room]))
+    begun = asyncio.create_task(send_data(at_a, data(0, len(room)), [room]))
     await asyncio.sleep(0.3)
     begun.cancel()
     await asyncio.gather(begun, return_exceptions=True)
     room[:] = b"b" * len(room)
     at_b.resume()
-    await at_a.send_data(data(1, 3), [b"xyz"])
+    await send_data(at_a, data(1, 3), [b"xyz"])
     await until(lambda: (T, 1) in on_b.arrived)
     assert on_b.memory[T, 0] == b"a" * len(room)
 

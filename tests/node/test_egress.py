@@ -16,7 +16,7 @@ from node.egress.cli import parse_routes
 from node.egress.relay import RelayLimits, SniRelay
 from node.egress.sni import MAX_HELLO_BYTES, NotTls, server_name
 from node.tls import dialling_context, listening_context
-from tests.kvcache.kvnet import Recorder, key_of, soon, until
+from tests.kvcache.kvnet import Recorder, key_of, send_data, soon, until
 from tests.node.test_tls import Root
 
 
@@ -107,7 +107,7 @@ async def test_kv_passes_through_with_mutual_tls_between_the_nodes_alone(tmp_pat
         await until(lambda: relay.connections == 4)
         payload = random.Random(1).randbytes(5 << 20)
         frame = Data(bytes(16), 0, 0, 0, 0, 0, 1, "float32", "raw", len(payload), len(payload), bytes(16))
-        await peer.send_data(frame, [payload])
+        await send_data(peer, frame, [payload])
         await until(lambda: received.arrived)
         assert received.memory[bytes(16), 0] == payload
         await client.close()

@@ -12,7 +12,7 @@ from gateway.links import path_report
 from kvcache.control import KvAddress
 from kvcache.transport import KvEndpoint, Peer
 from scheduler.links import LinkState
-from tests.kvcache.kvnet import Recorder, data, local, soon, until, who
+from tests.kvcache.kvnet import Recorder, data, local, send_data, soon, until, who
 from tests.wan.direction import LinkSettings
 from tests.wan.link import Wan
 
@@ -55,7 +55,7 @@ class Sender:
             if sends:
                 self.link.started(BURST * PIECE)
                 for _ in range(BURST):
-                    await self._peer.send_data(data(self.sent, PIECE), [bytes(PIECE)])
+                    await send_data(self._peer, data(self.sent, PIECE), [bytes(PIECE)])
                     self.sent += 1
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(now + BEAT_S):
