@@ -21,6 +21,7 @@ from kvcache.eviction import EvictionQueue
 from kvcache.kept import Block, CacheListener, Entry, EntryKind, Provenance, Snapshot, StoredBlock, Value, recomputation
 from kvcache.lease import Lease
 from kvcache.quality import Quality
+from kvcache.tally import CacheFigures, Tally
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +30,6 @@ class Match:
 
     held: int
     resumable: int
-
-
-@dataclass(frozen=True, slots=True)
-class CacheFigures:
-    """``hits`` that spared their jobs ``hit_tokens``, and ``evicted_pages``, since the start; the others as of now."""
-
-    pages: int
-    pinned_pages: int
-    hits: int
-    hit_tokens: int
-    evicted_pages: int
 
 
 class PrefixCache:
@@ -65,35 +55,29 @@ class PrefixCache:
         self._blocks: dict[bytes, Block] = {}
         self._queue = EvictionQueue[Entry](lambda entry: _worth(value, entry), _may_go)
         self._soft: dict[Lease, None] = {}
-        self._pages = 0
-        self._firm_pages = 0
-        self._leased_pages = 0
-        self._copied_pages = 0
-        self._hits = 0
-        self._hit_tokens = 0
-        self._evicted_pages = 0
+        self._tally = Tally()
 
     # ---- what there is
 
     @property
     def evictable_pages(self) -> int:
         """Pages that ``evict`` can free."""
-        return self._pages - self._firm_pages
+        return self._tally.kept - self._tally.firm
 
     @property
     def idle_pages(self) -> int:
         """Pages that can be freed without revoking any lease."""
-        return self._pages - self._leased_pages
+        return self._tally.kept - self._tally.leased
 
     @property
     def copied_pages(self) -> int:
         """Pages of entries that a tier below has, too."""
-        return self._copied_pages
+        return self._tally.copied
 
     @property
     def figures(self) -> CacheFigures:
         """How it does."""
-        return CacheFigures(self._pages, self._leased_pages, self._hits, self._hit_tokens, self._evicted_pages)
+        return self._tally.figures
 
     def match(self, hashes: Sequence[bytes], quality: Quality) -> Match:
         """How much of the prompt whose full blocks are ``hashes`` can be used at this quality."""
@@ -155,9 +139,7 @@ class PrefixCache:
 
     def used(self, lease: Lease) -> None:
         """Count a lease that has spared its holder something."""
-        if lease.tokens:
-            self._hits += 1
-            self._hit_tokens += lease.tokens
+        self._tally.used(lease.tokens)
 
     def find(self, hashes: Sequence[bytes]) -> list[Block]:
         """The blocks of these names, as far as they are kept."""
@@ -243,7 +225,7 @@ class PrefixCache:
             self.pool.keep(owner, pages)
             kept = Snapshot(EntryKind.SNAPSHOT, _since_snapshot(block), tuple(pages), provenance, block=block)
             block.snapshot = kept
-            self._pages += len(pages)
+            self._tally.added(len(pages))
             self._queue.touch(kept)
             self._queue.consider(kept)
             self._queue.consider(block)
@@ -262,8 +244,7 @@ class PrefixCache:
     def copied(self, entry: Entry, copied: bool) -> None:
         """A tier below has, or no longer has, what this entry holds: losing it costs something else than before."""
         if copied is not entry.copied:
-            entry.copied = copied
-            self._copied_pages += len(entry.pages) if copied else -len(entry.pages)
+            self._tally.mark_copied(entry, copied)
             self._queue.revalue(entry)
 
     def next_uncopied(self) -> Entry | None:
@@ -302,7 +283,7 @@ class PrefixCache:
         entries: list[Entry] = list(self._blocks.values())
         entries += [block.snapshot for block in self._blocks.values() if block.snapshot is not None]
         pages = [page for entry in entries for page in entry.pages]
-        assert len(pages) == len(set(pages)) == self._pages, "a page is kept twice or not counted"
+        assert len(pages) == len(set(pages)), "a page is kept twice"
         assert set(pages) == self.pool.kept_pages, "pool and cache disagree about what is kept"
         children: dict[bytes, int] = {}
         for block in self._blocks.values():
@@ -311,9 +292,7 @@ class PrefixCache:
                 children[block.parent.hash] = children.get(block.parent.hash, 0) + 1
                 assert not block.pins or block.parent.pins, "a firm lease does not hold the beginning of its prefix"
         assert all(block.children == children.get(name, 0) for name, block in self._blocks.items())
-        assert self._firm_pages == sum(len(e.pages) for e in entries if e.pins), "pinned pages miscounted"
-        assert self._leased_pages == sum(len(e.pages) for e in entries if e.pins or e.soft), "leased pages miscounted"
-        assert self._copied_pages == sum(len(e.pages) for e in entries if e.copied), "copied pages miscounted"
+        self._tally.check(entries)
         for entry in entries:
             assert bool(entry.stamp) == _may_go(entry), "the eviction queue holds other entries than those that may go"
 
@@ -335,7 +314,7 @@ class PrefixCache:
             lora=chain.lora,
         )
         self._blocks[block.hash] = block
-        self._pages += len(block.pages)
+        self._tally.added(len(block.pages))
         if parent is not None:
             parent.children += 1
             self._queue.leave(parent)
@@ -351,15 +330,14 @@ class PrefixCache:
     def _replace(self, held: Entry, pages: Sequence[int], provenance: Provenance) -> None:
         self.copied(held, False)
         self.pool.drop(held.pages)
-        self._pages += len(pages) - len(held.pages)
+        self._tally.added(len(pages) - len(held.pages))
         held.pages, held.provenance = tuple(pages), provenance
         self._queue.touch(held)
 
     def _remove(self, entry: Entry) -> None:
         self.copied(entry, False)
         self.pool.drop(entry.pages)
-        self._pages -= len(entry.pages)
-        self._evicted_pages += len(entry.pages)
+        self._tally.removed(entry)
         if isinstance(entry, Snapshot):
             entry.block.snapshot = None
             self._queue.consider(entry.block)
@@ -370,15 +348,7 @@ class PrefixCache:
                 self._queue.consider(entry.parent)
 
     def _pin(self, entry: Entry, firm: bool, by: int) -> None:
-        size = len(entry.pages)
-        self._firm_pages -= size if entry.pins else 0
-        self._leased_pages -= size if entry.pins or entry.soft else 0
-        if firm:
-            entry.pins += by
-        else:
-            entry.soft += by
-        self._firm_pages += size if entry.pins else 0
-        self._leased_pages += size if entry.pins or entry.soft else 0
+        self._tally.pin(entry, firm, by)
         self._queue.consider(entry)
 
 
