@@ -315,6 +315,7 @@ class Gateway:
                 self.canary.start()
                 self._health.start()
                 self._listing.start()
+                await self._health.first()
             else:
                 await self._listing.stop()
                 await self._health.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import Any
 
@@ -17,6 +18,8 @@ from gateway.upstream.pool import Pool
 log = logging.getLogger(__name__)
 
 EVERY_S = 2.0
+FIRST_S = 2.0
+"""How long a gateway that starts waits for the first look; whoever it takes over from serves meanwhile."""
 PATIENCE_S = 5.0
 """For SGLang's, which generate to say that they are well."""
 MODELS_EVERY = 15
@@ -39,6 +42,7 @@ class HealthWatch:
         self._pool = pool
         self._task: asyncio.Task[None] | None = None
         self._now = asyncio.Event()
+        self._looked = asyncio.Event()
         self._room = asyncio.Semaphore(_AT_ONCE)
         self._well: dict[Engine, int] = {}
         self._slow: dict[Engine, int] = {}
@@ -46,6 +50,12 @@ class HealthWatch:
     def start(self) -> None:
         """Begin."""
         self._task = asyncio.create_task(self._run())
+
+    async def first(self) -> None:
+        """Return when all were asked once, soon in any case: until then nobody knows one that is well."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_S):
+                await self._looked.wait()
 
     async def stop(self) -> None:
         """End. Idempotent."""
@@ -73,6 +83,7 @@ class HealthWatch:
                 await self.check()
             except Exception:
                 log.exception("a look at the engines broke")
+            self._looked.set()
             try:
                 async with asyncio.timeout(EVERY_S):
                     await self._now.wait()

@@ -93,6 +93,35 @@ async def server() -> AsyncIterator[HttpEngine]:
     await engine.stop()
 
 
+async def test_who_starts_waits_until_engines_were_looked_at_but_not_for_one_that_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    silent, asked = asyncio.Event(), asyncio.Event()
+
+    async def ask(self: HealthWatch, engine: Engine) -> None:
+        asked.set()
+        await silent.wait()
+
+    monkeypatch.setattr(HealthWatch, "_ask", ask)
+    fleet = Fleet((ONE,), "local")
+    watch = HealthWatch(fleet, Pool())
+    watch.start()
+    first = asyncio.create_task(watch.first())
+    await asked.wait()
+    assert not first.done()
+    silent.set()
+    await first
+    assert fleet.engine("a").trouble is None  # type: ignore[union-attr]
+    await watch.stop()
+
+    monkeypatch.setattr(health_module, "FIRST_S", 0.01)
+    silent.clear()
+    watch = HealthWatch(fleet, Pool())
+    watch.start()
+    await asyncio.wait_for(watch.first(), 1.0)
+    await watch.stop()
+
+
 async def checked(engine: HttpEngine, monkeypatch: pytest.MonkeyPatch, **changes: object) -> tuple[Fleet, HealthWatch]:
     monkeypatch.setattr(health_module, "PATIENCE_S", 0.2)
     fleet = Fleet((replace(ONE, url=engine.url, **changes),), "local")  # type: ignore[arg-type]
