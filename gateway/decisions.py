@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,8 @@ PRUNE_EVERY = 100
 MAX_UNWRITTEN = 1024
 AT_ONCE = 64
 """Records that are written in one transaction where so many have come meanwhile."""
+TOGETHER_S = 0.1
+"""How long the first of them waits for others: a transaction costs as much as routing a few requests."""
 PAGE = 100
 
 
@@ -39,6 +42,7 @@ class Decisions:
         self._writer = None if self._disk is None else ThreadPoolExecutor(1, thread_name_prefix="decisions")
         self._waiting: deque[dict[str, Any]] = deque()
         self._called = False
+        self._hurry = threading.Event()
         self._written = 0
         self.unwritten = 0
         self._failing = False
@@ -109,6 +113,7 @@ class Decisions:
         """
         if self._disk is None or self._writer is None:
             return [msgspec.json.encode(record) for record in (() if after else list(self._recent.values()))], 1
+        self._hurry.set()
         self._writer.submit(int).result()  # all that was handed over before is written now
         statement = "SELECT seq, record FROM decisions WHERE seq > ? ORDER BY seq LIMIT ?"
         rows = self._disk.execute(statement, (after, most))
@@ -116,11 +121,14 @@ class Decisions:
 
     def close(self) -> None:
         """Write what is pending. Idempotent."""
+        self._hurry.set()
         if self._writer is not None and self._disk is not None:
             self._writer.shutdown(wait=True)
             self._disk.close()
 
     def _write_all(self) -> None:
+        self._hurry.wait(TOGETHER_S)
+        self._hurry.clear()
         self._called = False  # before it looks: what comes after it looked for the last time has another call
         while self._waiting:
             self._write([self._waiting[at] for at in range(min(AT_ONCE, len(self._waiting)))])

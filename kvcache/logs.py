@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import time
 from datetime import UTC, datetime
 from enum import StrEnum
 
@@ -27,6 +28,15 @@ class LogFormat(StrEnum):
 
 class TextFormatter(logging.Formatter):
     """A line of text; what a peer's words would do to it or to a terminal is written out. Tracebacks follow it."""
+
+    _second: tuple[int, str] = (-1, "")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        """Local time; of the lines of one second only the milliseconds differ."""
+        second = int(record.created)
+        if self._second[0] != second:
+            self._second = second, time.strftime(self.default_time_format, time.localtime(second))
+        return f"{self._second[1]},{record.msecs:03.0f}"
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """A line without its end and without an exception."""
@@ -51,7 +61,11 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up_logging(form: LogFormat) -> None:
-    """Log to stderr from now on, from INFO up."""
+    """Log to stderr from now on, from INFO up. What no line shows is not found out for each.
+
+    https://docs.python.org/3/howto/logging.html#optimization
+    """
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if form is LogFormat.JSON else TextFormatter(TEXT))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
