@@ -6,7 +6,6 @@ from pathlib import Path
 
 import msgspec
 
-from kvcache.blocks import BLOCK_TOKENS
 from kvcache.layout import DType
 
 REFUSAL = "cannot serve"
@@ -23,7 +22,7 @@ class EngineSpec(msgspec.Struct, frozen=True):
 
     model_dir: Path
     dtype: DType
-    block_tokens: int = BLOCK_TOKENS
+    block_tokens: int = 64
     chunk_tokens: int = 256
     threads: int = 1
     max_running: int = 16

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
 
+import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gateway.attempts import Attempt, PrefillLeg, new_transfer
@@ -24,8 +24,7 @@ MOVE_TICKET_S = 5.0
 """How much longer than an attempt waits for a prefix its ticket lasts: the nodes' clocks may differ from this one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prompted:
+class Prompted(msgspec.Struct, frozen=True):
     """A request ready to be routed. ``facts.request_id`` is internal and unique; ``request_id`` is the client's.
 
     ``names`` are those of the full blocks of the prompt less its last token. ``session`` is what the client calls

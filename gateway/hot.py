@@ -6,8 +6,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import structs
 
 from gateway import request_headers as said
 from gateway.access import Access
@@ -152,7 +154,7 @@ class Generation:
                 request = ENDPOINTS[caller.path].parse(await caller.body())
             prompted = await self._prompting.prompted(caller, request, principal, admitted)
             # while it waits, a request is its tokens
-            request = replace(request, text=None, token_ids=None, messages=None)
+            request = structs.replace(request, text=None, token_ids=None, messages=None)
             life = ending.life = RequestLife(self._s, prompted)
             answer = Answer(
                 request,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 
 from gateway.clusters import ClusterState
@@ -78,7 +79,7 @@ class Observer:
         return found
 
 
-def _prefill(nodes: list[NodeSession]) -> PrefillProfile | None:
+def _prefill(nodes: Sequence[NodeSession]) -> PrefillProfile | None:
     curves = [curve for node in nodes if (curve := node.speed.curve) is not None]
     if not curves:
         return None
@@ -100,7 +101,7 @@ def _profile(name: str, fixed_s: float, token_s: float, square_s: float) -> Pref
     return PrefillProfile(name, fixed_s, token_s * KILO, square_s * KILO * KILO)
 
 
-def _decode(nodes: list[NodeSession]) -> DecodeProfile | None:
+def _decode(nodes: Sequence[NodeSession]) -> DecodeProfile | None:
     said = [(node, node.heartbeat.decode_tokens_per_s) for node in nodes if node.heartbeat is not None]
     rates = [(node.join.max_running or DEFAULT_BATCH, rate) for node, rate in said if plausible_rate(rate)]
     if not rates:
@@ -109,7 +110,7 @@ def _decode(nodes: list[NodeSession]) -> DecodeProfile | None:
     return DecodeProfile(batch, len(rates) / sum(rate for _, rate in rates))
 
 
-def _waiting(nodes: list[NodeSession]) -> int:
+def _waiting(nodes: Sequence[NodeSession]) -> int:
     return sum(node.heartbeat.queued_jobs for node in nodes if node.heartbeat is not None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
@@ -52,17 +53,19 @@ class Registry:
         self._links: dict[str, LinkState] = {}
         self._outward: dict[str, LinkState] = {}
         self._accuracies: dict[str, TtftRatio] = {}
-        self.last_accuracy = TtftRatio()
-        """How far predictions of what comes last at home were off, which know nothing of what comes before it later."""
         self._clusters = kept(self._state, self.local_cluster)
+        self._listed: dict[tuple[str | None, Role | None], Sequence[NodeSession]] = {}
+        self._listed_clusters: Sequence[Cluster] | None = None
 
     # ---- clusters
 
     @property
-    def clusters(self) -> list[Cluster]:
+    def clusters(self) -> Sequence[Cluster]:
         """Clusters that are not removed, the local one first."""
-        found = [c for c in self._clusters.values() if c.state is not ClusterState.REMOVED]
-        return sorted(found, key=lambda c: (not c.local, c.name))
+        if self._listed_clusters is None:
+            found = [c for c in self._clusters.values() if c.state is not ClusterState.REMOVED]
+            self._listed_clusters = tuple(sorted(found, key=lambda c: (not c.local, c.name)))
+        return self._listed_clusters
 
     def cluster(self, name: str) -> Cluster:
         """A cluster by name. Raises ApiError 404."""
@@ -144,6 +147,7 @@ class Registry:
     def reload(self) -> None:
         """Take what the state holds of clusters now; nodes of those that are removed or revoked are dismissed."""
         before, self._clusters = self._clusters, kept(self._state, self.local_cluster)
+        self._listed_clusters = None
         for session in self.nodes():
             was, cluster = before.get(session.join.cluster), self._clusters.get(session.join.cluster)
             if cluster is None or cluster.state is ClusterState.REMOVED:
@@ -184,14 +188,17 @@ class Registry:
 
     # ---- nodes
 
-    def nodes(self, cluster: str | None = None, role: Role | None = None) -> list[NodeSession]:
+    def nodes(self, cluster: str | None = None, role: Role | None = None) -> Sequence[NodeSession]:
         """Joined nodes, by name."""
-        found = [
-            s
-            for s in self._sessions.values()
-            if s.lost is None and cluster in (None, s.join.cluster) and role in (None, s.join.role)
-        ]
-        return sorted(found, key=lambda s: s.node_id)
+        found = self._listed.get((cluster, role))
+        if found is None:
+            chosen = [
+                s
+                for s in self._sessions.values()
+                if s.lost is None and cluster in (None, s.join.cluster) and role in (None, s.join.role)
+            ]
+            found = self._listed[cluster, role] = tuple(sorted(chosen, key=lambda s: s.node_id))
+        return found
 
     def node(self, node_id: str) -> NodeSession | None:
         """A joined node by name."""
@@ -229,7 +236,9 @@ class Registry:
         if earlier is not None:
             earlier.lose("reconnected")
         session = NodeSession(join, now, credentials)
+        session.changed = self._listed.clear
         self._sessions[join.node_id] = session
+        session.changed()
         log.info("node joined node=%s cluster=%s role=%s", join.node_id, join.cluster, join.role.name.lower())
         return session
 
@@ -238,6 +247,7 @@ class Registry:
         session.lose(cause)
         if self._sessions.get(session.node_id) is session:
             del self._sessions[session.node_id]
+            session.changed()
         log.info("node lost node=%s cause=%s", session.node_id, session.lost)
 
     @property
@@ -258,4 +268,5 @@ class Registry:
     def _set(self, cluster: Cluster) -> Cluster:
         keep(self._state, cluster)
         self._clusters[cluster.name] = cluster
+        self._listed_clusters = None
         return cluster

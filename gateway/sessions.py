@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -27,6 +28,10 @@ MAX_CODEC_CHARS = 256
 
 
 NOTHING_SHOWN = Newcomer()
+
+
+def _nobody_cares() -> None:
+    """Nothing."""
 
 
 class NodeLost(Exception):
@@ -71,6 +76,10 @@ class NodeSession:
         self.becoming: Role | None = None
         """The role that a conversion leads to; None where there is none. It gets no work meanwhile."""
         self.lost: str | None = None
+        self.changed: Callable[[], None] = _nobody_cares
+        """Called where it is lost or plays another role."""
+        self.say: Callable[[bytes], bool] | None = None
+        """Writes a message at once, or says that it has to wait; set once there is somewhere to write to."""
         self.others_jobs = 0
         """Jobs there that other gateways gave, as it said last, or as far as it counts more than was sent from here."""
         self._others_tokens: int | None = None
@@ -78,6 +87,7 @@ class NodeSession:
         self._cancels: OrderedDict[str, float] = OrderedDict()
         self._backlog: deque[bytes] = deque()
         self._backlog_bytes = 0
+        self._writing = False
         self._wake = asyncio.Event()
 
     @property
@@ -136,12 +146,15 @@ class NodeSession:
     def plays(self, role: Role, epoch: int) -> None:
         """Its role from now on, and the epoch of the order that it answered."""
         self.join = msgspec.structs.replace(self.join, role=role, role_epoch=max(epoch, self.join.role_epoch))
+        self.changed()
 
     def send(self, message: ToNode) -> None:
-        """Queue a message. Raises NodeLost where the stream is gone, or too slow for what is queued already."""
+        """Write or queue a message. Raises NodeLost where the stream is gone, or too slow for what is queued."""
         if self.lost is not None:
             raise NodeLost(self.lost)
         data = control.encode(message)
+        if self.say is not None and not (self._backlog or self._writing) and self.say(data):
+            return
         if len(self._backlog) >= MAX_BACKLOG_MESSAGES or self._backlog_bytes + len(data) > MAX_BACKLOG_BYTES:
             self.lose("backlog")
             raise NodeLost("backlog")
@@ -150,7 +163,11 @@ class NodeSession:
         self._wake.set()
 
     async def next_outbound(self, timeout_s: float) -> bytes | None:
-        """The next message to write; None after ``timeout_s`` without one. Raises NodeLost once lost."""
+        """The next message that had to wait; None after ``timeout_s`` without one. Raises NodeLost once lost.
+
+        Until the next call it is taken to be under way.
+        """
+        self._writing = False
         if self.lost is None and not self._backlog:
             self._wake.clear()
             try:
@@ -162,6 +179,7 @@ class NodeSession:
             raise NodeLost(self.lost)
         data = self._backlog.popleft()
         self._backlog_bytes -= len(data)
+        self._writing = True
         return data
 
     def owner(self, job: str) -> JobOwner | None:
@@ -196,6 +214,7 @@ class NodeSession:
         if self.lost is not None:
             return
         self.lost = cause
+        self.changed()
         self._wake.set()
         owners = {id(owner): owner for owner in self.jobs.values()}
         self.jobs.clear()

@@ -66,6 +66,9 @@ class Stream(Protocol):
     def listen(self, hear: Callable[[bytes], None]) -> None:
         """From now on ``hear`` binary messages as they are read, those that wait first. It must not raise."""
 
+    def say(self, data: bytes) -> bool:
+        """Write a binary message at once; False where it has to wait, or cannot be written any more."""
+
 
 class ControlStreams:
     """Serves ``/v1/nodes/stream``."""
@@ -138,6 +141,7 @@ class ControlStreams:
         await self._refuse(send, refused)
 
     async def _run(self, session: NodeSession, stream: Stream, receive: Receive, send: Send) -> None:
+        session.say = stream.say
         session.send(Welcome(self._public_key, self._config.beat_s, self._config.lease_s, self._gateway))
         if self._siblings and session.join.siblings:
             session.send(Siblings(self._siblings))
@@ -220,7 +224,7 @@ class ControlStreams:
                 await asyncio.sleep(left)
 
     async def _write(self, session: NodeSession, send: Send) -> None:
-        """Send what is queued, and a beat whenever nothing was for a while. Raises NodeLost."""
+        """Send what had to wait, and a beat whenever nothing had to for a while. Raises NodeLost."""
         beat = control.encode(Beat())
         while True:
             data = await session.next_outbound(self._config.beat_s)

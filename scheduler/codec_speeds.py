@@ -13,6 +13,8 @@ from scheduler.facts import CodecFacts
 
 HALF_LIFE_S = 300.0
 START_BYTES = float(1 << 20)
+KEPT_S = 1.0
+"""What a decision may know is worked out anew after so long, in which hardly anything fades, or when there is more."""
 MAX_BYTES_PER_S = 1e15
 """No processor encodes or decodes more: what says otherwise is no measurement."""
 MOST_EXPANSION = 2.0
@@ -49,9 +51,11 @@ class CodecSpeeds:
         self._encoders: dict[str, _Learnt] = {}
         self._decoders: dict[str, _Learnt] = {}
         self._qualities: dict[str, Quality] = {}
+        self._kept: tuple[float, tuple[CodecFacts, ...]] | None = None
 
     def know(self, name: str, quality: Quality, encode: Work, decode: Work) -> None:
         """A set of codecs that the node has, and what it measured of it when it started."""
+        self._kept = None
         self._qualities[name] = quality
         self._encoders[name] = _Learnt(encode)
         self._decoders[name] = _Learnt(decode)
@@ -62,12 +66,15 @@ class CodecSpeeds:
         Of a set that the node does not have nothing is learnt.
         """
         if name in self._qualities:
+            self._kept = None
             self._encoders[name].count(encode, now)
             self._decoders[name].count(decode, now)
 
     def facts(self, now: float) -> tuple[CodecFacts, ...]:
         """What a decision may know, in the order of the names."""
-        return tuple(self._facts(name, now) for name in sorted(self._qualities))
+        if self._kept is None or not 0 <= now - self._kept[0] < KEPT_S:
+            self._kept = now, tuple(self._facts(name, now) for name in sorted(self._qualities))
+        return self._kept[1]
 
     def _facts(self, name: str, now: float) -> CodecFacts:
         encode, decode = self._encoders[name].at(now), self._decoders[name].at(now)

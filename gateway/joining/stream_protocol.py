@@ -27,6 +27,8 @@ MOST_SMALL = 64 << 10
 """Bytes of a frame that is kept here until it is whole; of a larger one the library gets each part as it comes."""
 MOST_WAITING = 64
 """Messages that may wait to be read before the socket is left alone."""
+MOST_UNSENT = 64 << 10
+"""Bytes that may wait to be written while more is written at once."""
 GATHER_S = 0.001
 STREAM = "prfaas.stream"
 """Where in a scope's state the stream's protocol is."""
@@ -75,6 +77,16 @@ class StreamProtocol(WebSocketsSansIOProtocol):
         if self.read_paused:
             self.read_paused = False
             self.transport.resume_reading()
+
+    def say(self, data: bytes) -> bool:
+        """Write a binary message at once; False where it has to wait, or cannot be written any more."""
+        if not self.writable.is_set() or self.conn.state is not State.OPEN or self.transport.is_closing():
+            return False
+        if self.transport.get_write_buffer_size() > MOST_UNSENT:  # transports pause only when they have tried to write
+            return False
+        self.conn.send_binary(data)
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        return True
 
     def data_received(self, data: bytes) -> None:
         """Frames, or parts of them; the next ones may be gathered."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import re
-from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -85,8 +84,7 @@ class ChatBody(_Common, frozen=True, kw_only=True):
     top_logprobs: TopLogprobs | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationRequest:
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request in the gateway's own terms, before tokenising.
 
     One of ``text``, ``token_ids`` and ``messages`` is set. ``max_tokens`` None means as many as the context holds;

@@ -14,7 +14,7 @@ from websockets.client import ClientProtocol
 from websockets.frames import Frame, Opcode
 from websockets.uri import parse_uri
 
-from gateway.joining.stream_protocol import GATHER_S, MOST_SMALL, MOST_WAITING, StreamProtocol
+from gateway.joining.stream_protocol import GATHER_S, MOST_SMALL, MOST_UNSENT, MOST_WAITING, StreamProtocol
 
 LIMIT = 4 * MOST_SMALL
 
@@ -27,12 +27,16 @@ class Wire(asyncio.Transport):
         self.written = b""
         self.closing = False
         self.reading = True
+        self.waiting = 0
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return default
 
     def write(self, data: Any) -> None:
         self.written += data
+
+    def get_write_buffer_size(self) -> int:
+        return self.waiting
 
     def close(self) -> None:
         self.closing = True
@@ -236,3 +240,22 @@ async def test_who_listens_hears_what_waits_and_each_message_as_it_is_read() -> 
     stream.held.set()
     await asyncio.wait_for(stream.over.wait(), 5)
     assert heard[3:] == []
+
+
+async def test_a_message_is_said_at_once_unless_it_has_to_wait() -> None:
+    stream = await Stream().open()
+    stream.client.events_received()
+    stream.wire.written = b""
+    assert stream.server.say(b"now")
+    stream.client.receive_data(stream.wire.written)
+    [frame] = stream.client.events_received()
+    assert frame == Frame(Opcode.BINARY, b"now")
+    stream.wire.waiting = MOST_UNSENT + 1
+    assert not stream.server.say(b"later")
+    stream.wire.waiting = 0
+    stream.server.pause_writing()
+    assert not stream.server.say(b"later")
+    stream.server.resume_writing()
+    stream.client.send_close(1000)
+    stream.server.data_received(stream.said())
+    assert not stream.server.say(b"never")
