@@ -34,8 +34,6 @@ from engines.spec import REFUSAL, EngineSpec
 from engines.stream import TERMINAL, ProcessStream
 from kvcache.hostpool import HostPool
 
-__all__ = ["EngineProcess", "EngineSpec"]
-
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.5

@@ -90,7 +90,7 @@ class FinishCommand(msgspec.Struct, frozen=True, tag=True):
 
 
 class CancelCommand(msgspec.Struct, frozen=True, tag=True):
-    """End a job within one chunk; its stream ends with Cancelled."""
+    """End a job within one chunk; its stream ends with JobCancelled."""
 
     job: str
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from kvcache.blocks import BLOCK_TOKENS
 from kvcache.layout import DType
 
 REFUSAL = "cannot serve"
@@ -22,7 +23,7 @@ class EngineSpec(msgspec.Struct, frozen=True):
 
     model_dir: Path
     dtype: DType
-    block_tokens: int = 64
+    block_tokens: int = BLOCK_TOKENS
     chunk_tokens: int = 256
     threads: int = 1
     max_running: int = 16

@@ -111,7 +111,10 @@ class Caller:
         await self._run()
 
     def start(self, tasks: set[Any]) -> None:
-        """Serve it from now on, without a task; ``tasks`` has what runs until it is over."""
+        """Serve it from now on, without a task; ``tasks`` has what runs until it is over.
+
+        What asks for the current task, as time-outs do, must be run in one of its own.
+        """
         eager = self._task = Eager(self._run(), tasks.discard)
         tasks.add(eager)
         eager.start()

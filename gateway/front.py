@@ -17,12 +17,13 @@ from uvicorn.server import ServerState
 from gateway import protocol
 from gateway.asgi import Scope
 from gateway.caller import Caller
+from gateway.hot import ENDPOINTS
 from gateway.protocol import MAX_HEAD_BYTES, Answers, BoundedHttp
 from gateway.relay.headers import Header, lines
 
 MAX_AHEAD_BYTES = 64 << 10
 """Of what a client says before the answer to its request: then it is read no further until that answer has left."""
-_ORDINARY = re.compile(rb"POST (/v1/completions|/v1/chat/completions) HTTP/1\.1\r\n")
+_ORDINARY = re.compile(b"POST (%s) HTTP/1\\.1\r\n" % "|".join(map(re.escape, ENDPOINTS)).encode())
 _LENGTH = b"content-length"
 _UNUSUAL = frozenset({b"transfer-encoding", b"expect", b"upgrade"})
 _MAX_LENGTH_DIGITS = 18

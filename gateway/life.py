@@ -37,7 +37,7 @@ from kvcache.control import AnswerEnded, AnswerPart, Delta, Finished
 from kvcache.quality import Quality
 from kvcache.tracing import part
 from scheduler.admission.holding import displaced
-from scheduler.decision import Decision, Reason
+from scheduler.decision import Decision
 from scheduler.facts import Facts
 from scheduler.retrying import Failure, Retrying
 
@@ -298,12 +298,11 @@ class RequestLife:
             await self._turn.go(way)
 
     def _check_time(self, decision: Decision, last: bool = False) -> None:
-        """Raise ApiError for what comes last and is predicted too late although nothing else is counted: it would be
-        computed in vain."""
+        """Raise ApiError for what comes last and would come too late: it would be computed in vain."""
         chosen, now = decision.chosen, self._loop.time()
         if chosen is None or chosen.predicted_ttft_s is None or not (last or displaced(decision)):
             return
-        if now + chosen.predicted_ttft_s > self.deadline:
+        if now + chosen.predicted_ttft_s * max(1.0, self._s.registry.last_accuracy.value(now)) > self.deadline:
             self._refused(decision, last)
             raise refusals.no_time(self._s.config.request_timeout_s)
 
@@ -351,7 +350,9 @@ class RequestLife:
                 late = AttemptFailed("wait", "late", f"no token after {patience:.1f} s")
                 attempt.close("late", late)
                 raise late from None
-            if not self._comes_last:  # else its nodes may be well, and have other things to do
+            if self._comes_last:  # its nodes may be well, and have other things to do
+                self._learn(attempt, self._loop.time())
+            else:
                 self._blame(AttemptFailed("wait", "deadline"))
             raise self._too_late() from None
         now = self.record.first_at = self._loop.time()
@@ -370,17 +371,18 @@ class RequestLife:
         return item
 
     def _learn(self, attempt: Attempt, now: float) -> None:
-        """How far the prediction was off, which that of whatever comes last at home is for reasons of its own."""
+        """How far the prediction was off; that of what comes last at home is so for reasons of its own."""
         decision, option = self.record.decisions[-1], attempt.option
         if option.cluster is None or option.predicted_ttft_s is None:
             return
-        if decision.reason is Reason.FALLBACK or displaced(decision):
-            return
         if attempt.before is not None and attempt.before.outcome != MOVED:
             return
+        took = now - self._dispatched_at
+        if self._comes_last:
+            self._s.registry.last_accuracy.observe(option.predicted_ttft_s, took, now)
+            return
         applied = next(cluster.ttft_ratio for cluster in decision.facts.clusters if cluster.name == option.cluster)
-        ratio = self._s.registry.accuracy(option.cluster)
-        ratio.observe(option.predicted_ttft_s / applied, now - self._dispatched_at, now)
+        self._s.registry.accuracy(option.cluster).observe(option.predicted_ttft_s / applied, took, now)
 
     def _facts(self) -> Facts:
         now = self._loop.time()

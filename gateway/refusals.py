@@ -42,7 +42,7 @@ def over_budget(route: str, failure: AttemptFailed, retry_after_s: float) -> Api
 
 
 def no_time(limit_s: float) -> ApiError:
-    """What comes after all other work would come too late even if there were no other."""
+    """What comes after all other work would come too late."""
     text = f"all nodes are full: an answer would come later than the {limit_s:g} s that a request may take"
     return ApiError(503, text, code=Reason.OVERLOADED.value, retry_after_s=RETRY_AFTER_S)
 

@@ -53,6 +53,8 @@ class Registry:
         self._links: dict[str, LinkState] = {}
         self._outward: dict[str, LinkState] = {}
         self._accuracies: dict[str, TtftRatio] = {}
+        self.last_accuracy = TtftRatio()
+        """How far predictions of what comes last at home were off, which know nothing of what comes before it later."""
         self._clusters = kept(self._state, self.local_cluster)
         self._listed: dict[tuple[str | None, Role | None], Sequence[NodeSession]] = {}
         self._listed_clusters: Sequence[Cluster] | None = None

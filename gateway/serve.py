@@ -33,6 +33,7 @@ from gateway.shared.settings import RedisSettings
 from gateway.shared.together import take_first
 from gateway.state import State
 from gateway.workers.exposition import SharedExposition
+from gateway.workers.leaving import leave_shared
 from gateway.workers.worker import Worker, listen
 from kvcache.certificate_files import CertificateFiles
 from kvcache.control import MAX_MESSAGE_BYTES
@@ -146,7 +147,7 @@ class GatewayServer(uvicorn.Server):
 
     async def _drain(self) -> None:
         if self._worker is not None and self.started:
-            self.servers[0].close()  # the shared one: whoever connects from now on gets another worker
+            await leave_shared(self.servers[0], self._take)  # whoever connects from now on gets another worker
         if self._gateway.config.linger_s:
             self._let_go()
             await asyncio.sleep(self._gateway.config.linger_s)
@@ -157,6 +158,16 @@ class GatewayServer(uvicorn.Server):
         except TimeoutError:
             log.warning("drain cut short after_s=%g", self._gateway.config.drain_s)
         self.should_exit = True
+
+    async def _take(self, client: socket.socket) -> None:
+        """Serve a connection that was accepted elsewhere."""
+        config = self.config
+
+        def made() -> asyncio.Protocol:
+            protocol: asyncio.Protocol = Front(config, self.server_state, self.lifespan.state)
+            return protocol
+
+        await asyncio.get_running_loop().connect_accepted_socket(made, client, ssl=config.ssl)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve, then say where; a predecessor may go from then on."""

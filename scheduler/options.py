@@ -89,7 +89,8 @@ class Options:
     ) -> Option:
         """Prefill on ``node``, after a prefix was moved there from ``source``.
 
-        ``bounded``: it must not be congested, nor predicted slower than ``home_s``, where that was predicted.
+        ``bounded``: it must not be congested, nor predicted slower than ``home_s``, where that was predicted. For who
+        waits a congested link carries one transfer at a time.
         """
         values, request, stop, link = self.values, self.request, self.stop, cluster.link
         cached, arrives, move = min(node.cached_tokens, stop), node.reload_s, None
@@ -122,7 +123,7 @@ class Options:
             if slower and not link.fresh:
                 # a way that is avoided on the word of an old measurement would never be measured again
                 predicted, cost, slower = None, None, False
-            if link.congested:
+            if link.congested and (link.queued_bytes > 0 or request.waited_s <= 0):
                 barred = Bar.CONGESTED
             elif slower:
                 barred = Bar.SLOWER

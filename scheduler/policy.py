@@ -10,7 +10,8 @@ permission asks for; and that a remote way is neither predicted slower than the 
 measured cannot be compared: it is tried, by one request at a time, and so comes to be measured.
 
 What is long and stays all the same comes last at home (``admission.holding``), which no prediction knows. So a home
-that has kept it waiting and is still busy counts as slower by as much again, until a remote way is quicker after all.
+that has kept it waiting and is still busy counts as slower by as much again, until a remote way is quicker after all;
+and a congested link carries one at a time of those that wait.
 
 What a circuit breaker suspends is no way; only where all decode nodes are suspended is one taken all the same, for a
 refusal is certain and its failure is not.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvcache.blocks import BLOCK_TOKENS
 from kvcache.layout import DType, KVLayout
 
 CONNECTOR = "PrfaasConnector"
@@ -37,7 +38,7 @@ class VllmSpec:
     python: Path = Path(sys.executable)
     arguments: tuple[str, ...] = ()
     beside: Mapping[str, Any] | None = None
-    block_tokens: int = 64
+    block_tokens: int = BLOCK_TOKENS
     chunk_tokens: int = 256
     threads: int = 1
     max_running: int = 16

@@ -32,7 +32,6 @@ from node.bench.relay.load import Target
 
 AFTER_S = 10.0
 PATIENCE_S = 300.0
-PAUSE_S = 0.1
 OPTIONS = ("--drain-timeout", str(PATIENCE_S), "--request-timeout", str(PATIENCE_S))
 
 
@@ -44,13 +43,14 @@ class Short:
     lost: list[str] = field(default_factory=list)
     slowest_s: float = 0.0
     stopping: bool = False
+    pause_s: float = 0.1
 
     async def anew(self, target: Target) -> None:
         """Each on a connection of its own, until stopped."""
         while not self.stopping:
             found = await load.requests(target, 1, 20, PATIENCE_S)
             self._count("" if not found.lost else f"{time.strftime('%X')} a new connection", found.wall_s)
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(self.pause_s)
 
     async def kept(self, target: Target) -> None:
         """Over a connection that is kept until the gateway says that it closes it."""
@@ -68,7 +68,7 @@ class Short:
                 except (OSError, asyncio.IncompleteReadError) as error:
                     self._count(f"{time.strftime('%X')} a kept connection: {type(error).__name__}", 0.0)
                     break
-                await asyncio.sleep(PAUSE_S)
+                await asyncio.sleep(self.pause_s)
             writer.close()
 
     def _count(self, lost: str, seconds: float) -> None:

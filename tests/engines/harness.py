@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from engines.process import EngineProcess, EngineSpec
+from engines.process import EngineProcess
 from engines.protocol import (
     Exported,
     GenerateCommand,
@@ -21,6 +21,7 @@ from engines.protocol import (
     PrefillFinished,
     Token,
 )
+from engines.spec import EngineSpec
 from kvcache.blocks import PageGeometry, PagePool, PageTable
 from kvcache.control import Sampling, TokenLogprob
 from kvcache.hostpool import HostPool

@@ -12,7 +12,8 @@ import pytest
 import pytest_asyncio
 from tokenizers import Tokenizer
 
-from engines.process import EngineProcess, EngineSpec
+from engines.process import EngineProcess
+from engines.spec import EngineSpec
 from kvcache.control import Sampling
 from kvcache.layout import DType
 from tests.engines.harness import Room, Spoken, generate, layout_of, prefill

@@ -18,7 +18,7 @@ import pytest
 import pytest_asyncio
 
 import engines.stream
-from engines.process import EngineProcess, EngineSpec
+from engines.process import EngineProcess
 from engines.protocol import (
     EngineLost,
     Exported,
@@ -31,6 +31,7 @@ from engines.protocol import (
     PrefillFinished,
     Token,
 )
+from engines.spec import EngineSpec
 from engines.stream import ProcessStream
 from kvcache.control import Sampling
 from kvcache.layout import DType
@@ -236,7 +237,8 @@ async def test_an_engine_dies_with_its_node_even_when_stopped(model_dir: Callabl
     script = textwrap.dedent("""
         import asyncio, sys
         from pathlib import Path
-        from engines.process import EngineProcess, EngineSpec
+        from engines.process import EngineProcess
+        from engines.spec import EngineSpec
         from kvcache.hostpool import HostPool
         from kvcache.layout import DType
 

@@ -80,6 +80,14 @@ async def test_what_would_come_too_late_in_any_case_is_refused_and_not_computed_
     assert (await one.complete(words=LONG, headers=HOME)).status_code == 200, "predictions of other work may be wrong"
 
 
+async def test_how_late_what_came_last_was_before_counts(stage: Open) -> None:
+    one, home, _ = await slow_cluster(stage, 1e3, request_timeout_s=2.5)
+    for _ in range(40):
+        one.gateway.registry.last_accuracy.observe(1.0, 3.0, asyncio.get_running_loop().time())
+    assert (await one.complete(words=LONG)).json()["error"]["code"] == "overloaded"
+    assert not home.jobs(PrefillJob)
+
+
 async def test_a_home_that_does_other_things_first_is_not_blamed(stage: Open) -> None:
     one, home, _ = await slow_cluster(stage, 1e3, request_timeout_s=1.5, breaker=BreakerValues(failures=1))
     home.on_prefill = never

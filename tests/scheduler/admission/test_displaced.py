@@ -82,6 +82,14 @@ def test_a_home_with_room_is_taken_however_long_it_had_none() -> None:
     assert not decide(waits(slow_link(busy(0.0)), 1000.0)).remote
 
 
+def test_a_congested_link_carries_one_transfer_at_a_time_for_those_that_wait() -> None:
+    given = with_east(facts(), link=replace(LINK, congested=True))
+    assert decide(given).reason is Reason.LINK_CONGESTED
+    assert decide(waits(given, 0.1)).remote
+    taken = with_east(facts(), link=replace(LINK, congested=True, queued_bytes=1))
+    assert decide(waits(taken, 0.1)).reason is Reason.LINK_CONGESTED
+
+
 def test_waiting_changes_nothing_for_what_belongs_at_home() -> None:
     short = slow_link(replace(busy(5.0), request=facts(tokens=900).request))
     assert decide(waits(short, 1000.0)) == replace(decide(short), facts=waits(short, 1000.0))
