@@ -22,7 +22,7 @@ from node import config as parsing
 from node.config import ConfigError, NodeConfig, TlsFiles
 from node.control import NodeRefused
 from node.engines import EMBEDDED, ENGINES, EngineChoice, engine_choice, start_engine
-from node.enrolment import enrolled
+from node.enrolment import enrolled, identity_folder
 from node.model import NodeModel
 from node.node import Node
 from node.tiers import tier_config
@@ -228,22 +228,23 @@ def node(
                 kv_events_endpoint, kv_events_replay_endpoint, kv_events_insecure_network
             ),
             place=parsing.place(place, pod_labels),
-            identity_dir=identity_dir,
             otlp_endpoint=otlp_endpoint,
         )
-        asyncio.run(_run(settings, gateways, engine_choice(engine, engine_python, engine_args, engine_connector)))
+        choice = engine_choice(engine, engine_python, engine_args, engine_connector)
+        with identity_folder(identity_dir) as folder:
+            asyncio.run(_run(settings, folder, gateways, choice))
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
     except (NodeRefused, EngineLost, InsecureBind, OSError) as error:
         raise click.ClickException(str(error)) from error
 
 
-async def _run(config: NodeConfig, gateways: Sequence[str], choice: EngineChoice) -> None:
+async def _run(config: NodeConfig, folder: Path, gateways: Sequence[str], choice: EngineChoice) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     model = await asyncio.to_thread(NodeModel.read, config.model_dir, config.dtype)
-    enrolling = asyncio.create_task(enrolled(config, gateways))
+    enrolling = asyncio.create_task(enrolled(config, folder, gateways))
     if not await _unless(stop, enrolling):
         return
     node = Node(config, model, start_engine(choice, config, model, _Progress(config.node_id)), enrolling.result())

@@ -69,8 +69,8 @@ class NodeConfig:
 
     ``stream_urls`` are those of the gateways that it was told of; where these share their state, it learns the others.
 
-    ``otlp_endpoint`` is the base URL of a collector of traces. ``identity_dir`` keeps the node's certificate over a
-    restart. ``place`` is what was said of where its machine stands, by the names of ``node.topology.place``.
+    ``otlp_endpoint`` is the base URL of a collector of traces. ``place`` is what was said of where its machine stands,
+    by the names of ``node.topology.place``.
     With ``shared_memory`` KV may go to and from other processes of this host through memory, with ``nixl`` to and from
     other hosts through RDMA.
     """
@@ -99,7 +99,6 @@ class NodeConfig:
     tiers: TierConfig = field(default_factory=TierConfig)
     shared_memory: bool = True
     nixl: bool = False
-    identity_dir: Path | None = None
     otlp_endpoint: str | None = None
 
 

@@ -12,7 +12,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -136,10 +136,20 @@ class Enrolled:
     anew: Callable[[], Awaitable[Certificate]]
 
 
-async def enrolled(config: NodeConfig, gateways: Sequence[str]) -> Enrolled | None:
+@contextlib.contextmanager
+def identity_folder(operators: Path | None) -> Iterator[Path]:
+    """Where key and certificate lie: the operator's folder, or one that goes with the block and all that is in it."""
+    if operators is not None:
+        yield operators
+        return
+    with tempfile.TemporaryDirectory(prefix="prfaas-node-") as found:
+        yield Path(found)
+
+
+async def enrolled(config: NodeConfig, folder: Path, gateways: Sequence[str]) -> Enrolled | None:
     """The certificate that a node's join token gets it, or that it got before; None for a token without a root.
 
-    Waits for as long as no gateway answers. Raises ConfigError for what waiting does not mend.
+    It lies in ``folder``. Waits for as long as no gateway answers. Raises ConfigError for what waiting does not mend.
     """
     text = config.join_token or ""
     if not text.startswith(PREFIX):
@@ -152,7 +162,6 @@ async def enrolled(config: NodeConfig, gateways: Sequence[str]) -> Enrolled | No
         raise ConfigError(f"--cluster: the join token is of cluster {token.cluster!r}, not {config.cluster!r}")
     if not token.root:
         return None
-    folder = config.identity_dir or Path(tempfile.mkdtemp(prefix="prfaas-node-"))
     port = config.kv_port
     hosts = [] if port is None else [port.advertise.host if port.advertise is not None else port.host]
     enrolment = Enrolment(folder, config.node_id, hosts)
