@@ -99,7 +99,7 @@ async def measure(streams: int, rate: float, seconds: float, turns: int, folder:
         again = ("gateway", "--port", target.port, *files, *options)
         command = (sys.executable, "-c", "from gateway.cli import main; main()", *map(str, again))
 
-        short, pids, takeovers, cpu = Short(), [target.pid], [], []
+        short, pids, takeovers, cpu, still_open = Short(), [target.pid], [], [], False
         tasks = [asyncio.create_task(short.anew(target)), asyncio.create_task(short.kept(target))]
         opened = asyncio.create_task(load.streams(target, streams, chunks, chunks / rate + PATIENCE_S))
         began, spent = time.monotonic(), load.cpu_seconds(target.pid)
@@ -110,8 +110,8 @@ async def measure(streams: int, rate: float, seconds: float, turns: int, folder:
             pid, _ = await stack.enter_async_context(process.running(command, folder, "listening"))
             takeovers.append(round(time.monotonic() - at, 2))
             pids.append(pid)
+            still_open = not opened.done()
             await asyncio.sleep(AFTER_S)
-        still_open = not opened.done()
         seen = await opened
         short.stopping = True
         await asyncio.gather(*tasks)
