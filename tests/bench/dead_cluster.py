@@ -139,11 +139,14 @@ class Cluster:
     home: Machine = field(default_factory=lambda: Machine(HOME_RATE))
     line: Line = field(default_factory=lambda: Line(LINK_RATE))
     computed: dict[bytes, asyncio.Event] = field(default_factory=lambda: defaultdict(asyncio.Event))
+    came: dict[str, float] = field(default_factory=dict)
+    """When each job came to its prefill node, by its transfer."""
     dead: bool = False
 
     def prefilling(self, machine: Machine, remote: bool) -> Any:
         async def script(node: FakeNode, job: PrefillJob) -> None:
             transfer = transfer_of(node, job.ticket)
+            self.came[transfer.hex()] = time.monotonic()
             await self._unless_dead(remote)
             await node.send(PrefillStarted(transfer))
             took = await machine.compute(len(job.token_ids) - 1, job.priority)
@@ -298,7 +301,7 @@ async def measure(how: str, seconds: float, folder: Path) -> dict[str, Any]:
     await clients.rest()
     records = [record for record in gateway.decisions.recent(1 << 16) if record["at"] >= died - DEADLINE_S]
     figures = {phase + "_" + kind: seen.figures() for (phase, kind), seen in sorted(clients.seen.items())}
-    figures["fallbacks"] = _fallbacks(records)
+    figures["fallbacks"] = _fallbacks(records, cluster.came)
     causes = Counter(attempt["cause"] for record in records for attempt in record["attempts"] if attempt["cause"])
     figures["attempts_failed"] = dict(causes)
     await clients.http.aclose()
@@ -312,14 +315,18 @@ async def measure(how: str, seconds: float, folder: Path) -> dict[str, Any]:
     return figures
 
 
-def _fallbacks(records: list[dict[str, Any]]) -> dict[str, float]:
-    """How many there were, and the most prefill seconds that they took at home in any window of the budget."""
+def _fallbacks(records: list[dict[str, Any]], came: dict[str, float]) -> dict[str, float]:
+    """How many there were, and the most prefill seconds that came to home with them in any window of the budget."""
     values = BudgetValues()
-    spent = sorted(
-        (record["at"], record["attempts"][-1].get("prefill_s", 0.0)) for record in records if record["fallback"]
+    sent = sorted(
+        came[transfer] for record in records if record["fallback"] and (transfer := record["attempts"][-1]["transfer"])
     )
-    most = max((sum(s for at, s in spent if 0 <= at - first < values.window_s) for first, _ in spent), default=0.0)
-    return {"count": len(spent), "most_prefill_s": round(most, 2), "budget_s": values.share * values.window_s}
+    most = max((sum(0 <= at - first < values.window_s for at in sent) for first in sent), default=0)
+    return {
+        "count": len(sent),
+        "most_prefill_s": round(most * LONG / HOME_RATE, 2),
+        "budget_s": values.share * values.window_s,
+    }
 
 
 def _model(folder: Path) -> Path:
