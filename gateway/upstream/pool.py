@@ -16,6 +16,8 @@ from gateway.upstream.response import Response
 
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 """A host that vanished is noticed within 20 s although nothing is sent to it."""
+WATCHED_AFTER_S = 1.0
+"""Only from then on, so that many requests at once do not wait until that is set on all of their connections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,11 +200,7 @@ class _OriginPool:
                 if not begun:
                     self.open -= 1
                     self._wake()
-        sock: socket.socket | None = transport.get_extra_info("socket")
-        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in _KEEPALIVE:
-                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        self._loop.call_later(WATCHED_AFTER_S, _watch, transport)
         return connection
 
     # ---- what connections say
@@ -257,3 +255,13 @@ class _OriginPool:
 def _late(turn: asyncio.Future[Connection | None]) -> None:
     if not turn.done():
         turn.set_exception(UpstreamError(Cause.DEADLINE, "no connection became free in time"))
+
+
+def _watch(transport: asyncio.BaseTransport) -> None:
+    """Have the kernel notice when the other end vanishes."""
+    sock: socket.socket | None = transport.get_extra_info("socket")
+    if transport.is_closing() or sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE:
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)

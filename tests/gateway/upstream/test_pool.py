@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 
 import pytest
 
+from gateway.upstream import pool as pools
 from gateway.upstream.errors import Cause, UpstreamError
 from gateway.upstream.head import MAX_HEAD_BYTES, split_url
 from gateway.upstream.pool import Pool, PoolLimits
@@ -291,6 +293,22 @@ async def test_whoever_stands_in_line_meets_the_deadline_and_takes_nothing_along
         assert (error.cause, error.sent) == (Cause.DEADLINE, False)
         assert [await first, await whole(pool, url)] == [b"hi"] * 2
         pool.close()
+
+
+async def test_a_host_that_vanishes_is_noticed_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "WATCHED_AFTER_S", 0.05)
+    async with scripted(silent) as url:
+        pool, loop = Pool(), asyncio.get_running_loop()
+        origin = split_url(url)[0]
+        kept, gone = [await pool.acquire(origin, loop.time() + 5) for _ in range(2)]
+        transport = kept._transport
+        assert transport is not None
+        gone.abandon()
+        await asyncio.sleep(0.1)
+        sock = transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 5
+        kept.abandon()
 
 
 async def test_a_free_connection_is_closed_when_it_grows_old() -> None:
