@@ -17,7 +17,7 @@ import httpx
 from click.testing import CliRunner
 
 from gateway.cli import main
-from gateway.commands.run import configure
+from gateway.commands.configuring import configure
 from tests.docs.pages import ROOT
 
 RUNS_ON = {
