@@ -20,6 +20,7 @@ from gateway.failures import AttemptFailed
 from gateway.registry import Registry
 from gateway.samples import Samples, see_through
 from gateway.sessions import NodeSession
+from kvcache.background import in_background
 from kvcache.wire import Role
 from scheduler.breaker import BreakerState
 
@@ -52,7 +53,7 @@ class Canary:
 
     def start(self) -> None:
         """Look after the nodes from now on."""
-        self._loop = asyncio.create_task(self._look())
+        self._loop = in_background(self._look(), log, "canaries broke: nodes that are idle are not tried any more")
 
     async def stop(self) -> None:
         """End every canary. Idempotent."""

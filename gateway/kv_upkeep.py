@@ -19,6 +19,7 @@ from gateway.config import EngineEvents
 from gateway.kv_index import KvIndex
 from gateway.kv_source import Snapshot
 from gateway.kv_subscriber import EngineSubscriber
+from kvcache.background import in_background
 from scheduler.index_snapshot import SnapshotError
 
 log = logging.getLogger(__name__)
@@ -62,9 +63,7 @@ class KvUpkeep:
         self._write(self._index.dump(asyncio.get_running_loop().time()))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        task.add_done_callback(_say_broken)
-        self._tasks.append(task)
+        self._tasks.append(in_background(work, log, "upkeep of the prefix index broke"))
 
     async def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
@@ -111,8 +110,3 @@ class KvUpkeep:
             fresh.replace(self._file)
         except OSError as error:
             log.warning("prefix index not written: %s: %s", self._file, error)
-
-
-def _say_broken(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        log.error("upkeep of the prefix index broke", exc_info=task.exception())

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+from kvcache.background import in_background
 from kvcache.control import KvEvents
 from node.event_log import EventLog, Stored
 
@@ -109,9 +110,7 @@ class EventFeeds:
         """As ``EventFeed.replay``, of one gateway."""
         if gateway not in self._feeds:
             feed = EventFeed(self._events, self._cache, lambda: self._stream(gateway))
-            task = asyncio.create_task(feed.run())
-            task.add_done_callback(_say_broken)
-            self._feeds[gateway] = feed, task
+            self._feeds[gateway] = feed, in_background(feed.run(), log, "the feed of kv events broke")
         self._feeds[gateway][0].replay(start_seq)
 
     def stop(self, gateway: str) -> None:
@@ -127,8 +126,3 @@ class EventFeeds:
         """End them all."""
         for gateway in list(self._feeds):
             self.stop(gateway)
-
-
-def _say_broken(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        log.error("the feed of kv events broke", exc_info=task.exception())

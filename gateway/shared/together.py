@@ -24,6 +24,7 @@ from gateway.shared.sharing import Parts
 from gateway.shared.slices import Slices
 from gateway.shared.spending import Spending
 from gateway.state import State
+from kvcache.background import in_background
 from scheduler.controller.observation import Spoken
 
 log = logging.getLogger(__name__)
@@ -149,9 +150,7 @@ class Together:
     # ---- in the background
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        task.add_done_callback(_say_broken)
-        self._tasks.append(task)
+        self._tasks.append(in_background(work, log, "what gateways share is not followed any more"))
 
     def _least_term(self) -> int:
         """Nodes obey none below it."""
@@ -248,11 +247,6 @@ def _offset() -> float:
 
 def _moved(spoken: Sequence[Spoken], by: float) -> tuple[Spoken, ...]:
     return tuple(Spoken(one.begun + by, one.tokens, one.ends) for one in spoken)
-
-
-def _say_broken(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        log.error("what gateways share is not followed any more", exc_info=task.exception())
 
 
 async def take_first(settings: RedisSettings, state: State) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
+from kvcache.background import in_background
 from kvcache.chain import TokenChain
 from kvcache.hostpool import HostPool
 from kvcache.kept import StoredBlock
@@ -68,8 +69,7 @@ class Tiers:
 
     def start(self) -> None:
         """Take over what an earlier process left, and begin to copy; both go on in the background."""
-        self._running = asyncio.create_task(self._spiller.run())
-        self._running.add_done_callback(_say_broken)
+        self._running = in_background(self._spiller.run(), log, "tiers broke: nothing is copied any more")
 
     async def recovered(self) -> None:
         """Return once what an earlier process left can be found."""
@@ -138,8 +138,3 @@ async def brought(
     finally:
         if lease is not None:
             lease.release()
-
-
-def _say_broken(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        log.error("tiers broke: nothing is copied any more", exc_info=task.exception())
