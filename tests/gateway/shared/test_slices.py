@@ -78,7 +78,10 @@ async def test_what_one_does_not_need_the_other_may_use(link):
     async with doors(link, Limits(requests_per_minute=3000)) as (a, b):
         assert await b.ask()
         b.usage.end()
-        await a.hammer(a.now + 1.5)  # a's slice grows, as b needs little
+        for _ in range(5):  # a's slice grows, as b needs little
+            await a.hammer(a.now + 1.5)
+            if a.usage.slice.requests > 0.85:
+                break
         assert a.usage.slice.requests > 0.85
         before, began = a.passed, a.now
         await a.hammer(began + 1.5, every_s=0.004)
