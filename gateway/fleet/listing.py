@@ -21,7 +21,9 @@ class Listing:
     """Keeps ``fleet`` to what the file and the cluster say now. Raises ConfigError for pods that cannot be watched."""
 
     def __init__(self, config: Callable[[], GatewayConfig], fleet: Fleet, health: HealthWatch) -> None:
+        """``fleet`` has what the file lists now."""
         self._config = config
+        self._named = listed(config())
         self._fleet = fleet
         self._health = health
         self._pods = self._pod_watch(config())
@@ -38,12 +40,13 @@ class Listing:
 
     def reload(self) -> list[Change]:
         """Read the file again, and have what it says. Engines that left finish what they have. Raises ConfigError."""
-        return self._take(listed(self._config()))
+        self._named = listed(self._config())
+        return self._take()
 
-    def _take(self, named: tuple[EngineConfig, ...]) -> list[Change]:
-        names = {engine.name for engine in named}
+    def _take(self) -> list[Change]:
+        names = {engine.name for engine in self._named}
         found = () if self._pods is None else self._pods.found
-        engines = (*named, *(engine for engine in found if engine.name not in names))
+        engines = (*self._named, *(engine for engine in found if engine.name not in names))
         before = [engine.name for engine in self._fleet.engines if not engine.draining]
         changes = self._fleet.apply(engines)
         if not (changes.added or changes.removed):
@@ -62,7 +65,8 @@ class Listing:
         return PodWatch(in_cluster_client(), SERVICE_ACCOUNT, selectors, lambda _: self._pods_changed())
 
     def _pods_changed(self) -> None:
-        for change in self.reload():
+        """What the file says by now waits for whoever has it read again."""
+        for change in self._take():
             log.info("engines in pods changed from=%r to=%r", change.was, change.now)
 
 
