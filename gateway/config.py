@@ -6,18 +6,15 @@ import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gateway.cors import ORIGIN
+from gateway.shared.settings import RedisSettings
 from kvcache.hosts import is_every_address, is_loopback
 from kvcache.layout import DType
 from scheduler.auditing import AuditValues
 from scheduler.breaker import BreakerValues
 from scheduler.controller.settings import Mode
 from scheduler.values import PolicyValues
-
-if TYPE_CHECKING:
-    from gateway.shared.settings import RedisSettings
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """Of clusters and nodes: safe in a header, a path and a log line. To be matched in full."""

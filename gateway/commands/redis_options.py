@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import click
 
 from gateway.config import ConfigError
-from gateway.shared.settings import DEFAULT_PREFIX, PASSWORD_VARIABLE, RedisSettings, parse_redis
+from gateway.shared.redis_url import parse_redis
+from gateway.shared.settings import DEFAULT_PREFIX, PASSWORD_VARIABLE, RedisSettings
 
 F = TypeVar("F", bound=Callable[..., Any])
 _FILE = click.Path(dir_okay=False, path_type=Path)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import pytest
 
 from gateway.shared.link import RedisLink
-from gateway.shared.settings import parse_redis
+from gateway.shared.redis_url import parse_redis
 from tests.redis_server import REDIS, RedisServer, running_redis
 
 

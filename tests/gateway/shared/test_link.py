@@ -18,7 +18,7 @@ from redis.asyncio import Redis
 
 from deploy.stack import free_port
 from gateway.shared.link import RedisAway, RedisLink
-from gateway.shared.settings import parse_redis
+from gateway.shared.redis_url import parse_redis
 from tests.redis_server import needs_redis, running_redis
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.config import ConfigError
-from gateway.shared.settings import parse_redis
+from gateway.shared.redis_url import parse_redis
 
 SECRET = "s3cr3t/:@"
 QUOTED = "s3cr3t%2F%3A%40"

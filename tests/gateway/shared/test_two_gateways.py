@@ -13,7 +13,7 @@ from gateway.history import ConversionRecord, Phase
 from gateway.keys import Role as KeyRole
 from gateway.kv_audits import Served
 from gateway.shared import roster, together
-from gateway.shared.settings import parse_redis
+from gateway.shared.redis_url import parse_redis
 from gateway.terms import KeyLimits
 from kvcache import control
 from kvcache.control import ChangeRole
@@ -240,6 +240,8 @@ async def test_limits_of_a_key_hold_over_both(both):
     for _ in range(10):  # one that finds no slot at once finds the free one soon
         asked += [asyncio.create_task(served(one, key)) for one in (first, second) for _ in range(4)]
         done, pending = await asyncio.wait(asked, timeout=0.5)
+        if len(pending) > 3:  # a busy machine has not answered all of them yet
+            done, pending = await asyncio.wait(asked, timeout=3.0)
         assert len(pending) <= 3
         assert {task.result().status_code for task in done} == {429}
         if len(pending) == 3:
