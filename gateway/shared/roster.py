@@ -17,7 +17,7 @@ from gateway.shared.scripts import BEAT, LEAVE
 log = logging.getLogger(__name__)
 
 BEAT_S = 0.5
-"""At most so long between beats; below what a call may take, for it is one that waits for news."""
+"""At most so long between beats."""
 LEASE_S = 2.5
 """How long a gateway that says nothing is taken for alive, and its lead for its own, by Redis's clock."""
 SURE_S = 2.0

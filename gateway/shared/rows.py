@@ -47,10 +47,11 @@ class SharedRows:
         """Which life of Redis, and which revision there, the state is as; None before the first."""
         return None if self._era is None else (self._era, int(self._rev))
 
-    async def news(self, rev: str, seconds: float) -> None:
-        """Return when there is a revision above this one, or after so long. Raises RedisAway."""
-        wait = int(seconds * 1000)
-        await self._link.command("XREAD", "BLOCK", wait, "STREAMS", self._link.key("news"), f"{rev}-0")
+    async def news(self, rev: str, seconds: float) -> bool:
+        """Wait for a revision above this one, for so long at most; whether there is one. Raises RedisAway."""
+        wait = max(1, int(seconds * 1000))  # 0 would be for ever
+        found = await self._link.command("XREAD", "BLOCK", wait, "STREAMS", self._link.key("news"), f"{rev}-0")
+        return bool(found)
 
     def when_held(self, told: Callable[[], None]) -> None:
         """Call this whenever rows have changed and the change cannot be taken back any more."""

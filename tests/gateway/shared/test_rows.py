@@ -69,9 +69,9 @@ async def test_who_waits_for_news_is_woken_by_a_change_and_by_nothing_older(link
     async with a.rows.writing():
         a.registry.register("east", Dial.IN)
     began = asyncio.get_running_loop().time()
-    await waiting
+    assert await waiting
     assert asyncio.get_running_loop().time() - began < 0.5
-    await b.rows.news(str(rev), 0.9)  # the change came before it was asked
+    assert await b.rows.news(str(rev), 0.9)  # the change came before it was asked
     assert asyncio.get_running_loop().time() - began < 0.5
 
 
