@@ -48,7 +48,7 @@ def main(only: tuple[str, ...], json_file: Path | None, logs: Path | None) -> No
 def _line(report: Report) -> str:
     counts = ", ".join(f"{count} {what}" for what, count in sorted(report.counts.items(), key=lambda one: -one[1]))
     verdict = "ok" if report.passed else "FAILED"
-    lines = [f"{report.fault:<18} {verdict:<6} slowest {report.slowest_s:5.1f} s   {counts}"]
+    lines = [f"{report.fault:<18} {verdict:<6} slowest {report.slowest_s:5.1f} s   {counts}; {report.remote} from afar"]
     lines += [f"    wrong: {what}" for what in report.wrong[:10]]
     lines += [f"    leaked: {name}: {what}" for name, what in report.leaks.items()]
     return "\n".join(lines)

@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import httpx
 
@@ -22,7 +22,11 @@ GRACE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What clients send. ``deadline_s`` is the gateway's own; ``leaving`` is the share of clients that go away."""
+    """What clients send. ``deadline_s`` is the gateway's own; ``leaving`` is the share of clients that go away.
+
+    Of the long prompts ``share_away`` ask for a remote cluster, which is slower here: all would stay at home otherwise,
+    and nothing would be in the way of what strikes it.
+    """
 
     model: str
     deadline_s: float
@@ -30,6 +34,7 @@ class Traffic:
     short: int = 40
     long: int = 600
     share_long: float = 0.3
+    share_away: float = 0.7
     most_tokens: int = 24
     leaving: float = 0.0
 
@@ -64,13 +69,14 @@ class Load:
         while not self._stopping.is_set():
             began = loop.time()
             outcome = await self._request(http, source)
-            self.outcomes.append(Outcome(outcome.kind, outcome.detail, loop.time() - began))
+            self.outcomes.append(replace(outcome, seconds=loop.time() - began))
             if outcome.kind is not Kind.ANSWER:  # as clients are told to
                 await asyncio.sleep(0.3)
 
     async def _request(self, http: httpx.AsyncClient, source: random.Random) -> Outcome:
         t = self.traffic
         size = t.long if source.random() < t.share_long else t.short
+        away = {"x-prfaas-route-hint": "remote"} if size == t.long and source.random() < t.share_away else {}
         tokens = source.randint(2, t.most_tokens)
         body = {
             "model": t.model,
@@ -84,26 +90,35 @@ class Load:
         try:
             async with asyncio.timeout(t.deadline_s + GRACE_S):
                 if not leaves:
-                    return await work(http, body, tokens)
+                    return await work(http, body, away, tokens)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(source.expovariate(4.0)):
-                        return await work(http, body, tokens)
+                        return await work(http, body, away, tokens)
                 return Outcome(Kind.LEFT)
         except (TimeoutError, httpx.TimeoutException):
             return Outcome(Kind.HANGS)
         except httpx.TransportError as error:
             return Outcome(Kind.UNREACHABLE, type(error).__name__)
 
-    async def _whole(self, http: httpx.AsyncClient, body: dict[str, object], tokens: int) -> Outcome:
-        answer = await http.post("/v1/completions", json=body)
-        return of_response(answer.status_code, answer.content, tokens)
+    async def _whole(
+        self, http: httpx.AsyncClient, body: dict[str, object], headers: dict[str, str], tokens: int
+    ) -> Outcome:
+        answer = await http.post("/v1/completions", json=body, headers=headers)
+        return replace(of_response(answer.status_code, answer.content, tokens), route=_route(answer))
 
-    async def _streamed(self, http: httpx.AsyncClient, body: dict[str, object], tokens: int) -> Outcome:
+    async def _streamed(
+        self, http: httpx.AsyncClient, body: dict[str, object], headers: dict[str, str], tokens: int
+    ) -> Outcome:
         streamed = body | {"stream": True, "stream_options": {"include_usage": True}}
-        async with http.stream("POST", "/v1/completions", json=streamed) as answer:
+        async with http.stream("POST", "/v1/completions", json=streamed, headers=headers) as answer:
             if answer.status_code != 200:
                 return of_response(answer.status_code, await answer.aread(), tokens)
-            return of_stream([line async for line in answer.aiter_lines()], tokens)
+            outcome = of_stream([line async for line in answer.aiter_lines()], tokens)
+            return replace(outcome, route=_route(answer))
+
+
+def _route(answer: httpx.Response) -> str:
+    return answer.headers.get("x-prfaas-route", "")
 
 
 @contextmanager

@@ -27,11 +27,12 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``detail`` is the error's code, or what was wrong."""
+    """``detail`` is the error's code, or what was wrong. ``route`` is the way that an answer says it took."""
 
     kind: Kind
     detail: str = ""
     seconds: float = 0.0
+    route: str = ""
 
 
 def of_response(status: int, body: bytes, tokens: int) -> Outcome:

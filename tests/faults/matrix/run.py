@@ -21,11 +21,15 @@ TICKET_SKEW_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Of one fault: how requests ended, what is wrong with that, and what is still held."""
+    """Of one fault: how requests ended, what is wrong with that, and what is still held.
+
+    ``remote`` of the answers were prefilled far away.
+    """
 
     fault: str
     counts: Mapping[str, int]
     slowest_s: float
+    remote: int
     wrong: tuple[str, ...] = ()
     leaks: Mapping[str, str] = field(default_factory=dict)
 
@@ -57,12 +61,15 @@ def strike(scene: Scene, fault: Fault) -> Report:
     wrong = [f"{one.kind} {one.detail}" for one in load.outcomes if one.kind not in fault.allowed]
     if not any(one.kind is Kind.ANSWER for one in load.outcomes[at_mend:]):
         wrong.append("nothing was answered after it was mended")
+    remote = sum(one.route.startswith("remote") for one in load.outcomes)
+    if not remote:
+        wrong.append("no answer was prefilled far away: what strikes there struck nobody")
     slowest = max((one.seconds for one in load.outcomes), default=0.0)
     if slowest > DEADLINE_S + GRACE_S:
         wrong.append(f"a request took {slowest:.1f} s")
     scene.canaries(0)  # what they hold is no leak
     leaks = settled(scene, before).leaks(before)
-    return Report(fault.name, dict(load.counts), slowest, tuple(wrong), leaks)
+    return Report(fault.name, dict(load.counts), slowest, remote, tuple(wrong), leaks)
 
 
 def settled(scene: Scene, before: Held) -> Held:
