@@ -300,7 +300,6 @@ class Attempt:
         if self._transferred and not self._computed and self.transfer.hex() not in self.leg.node.jobs:
             self.leg.node.linger(self.transfer.hex(), self)  # this came late; its PrefillDone is still to come
         now = asyncio.get_running_loop().time()
-        self.leg.node.progress.moved(now)
         self.leg.node.prefilling.begun(self.transfer.hex(), self._cached_tokens, now)
 
     def _on_cached(self, tokens: int) -> None:

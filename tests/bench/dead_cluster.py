@@ -142,13 +142,16 @@ class Cluster:
     came: dict[str, float] = field(default_factory=dict)
     """When each job came to its prefill node, by its transfer."""
     dead: bool = False
+    silent: bool = False
+    """Dead ones do not even say that they begin."""
 
     def prefilling(self, machine: Machine, remote: bool) -> Any:
         async def script(node: FakeNode, job: PrefillJob) -> None:
             transfer = transfer_of(node, job.ticket)
             self.came[transfer.hex()] = time.monotonic()
+            if not (remote and self.silent):
+                await node.send(PrefillStarted(transfer))
             await self._unless_dead(remote)
-            await node.send(PrefillStarted(transfer))
             took = await machine.compute(len(job.token_ids) - 1, job.priority)
             await self._unless_dead(remote)
             await node.send(PrefillDone(transfer, took, len(job.token_ids) - 1))
@@ -295,6 +298,7 @@ async def measure(how: str, seconds: float, folder: Path) -> dict[str, Any]:
     else:
         cluster.dead = True
     if how == "silent":
+        cluster.silent = True
         for node in nodes[2:]:
             node.beating = False
     await clients.during("dead", seconds)

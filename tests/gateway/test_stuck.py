@@ -43,11 +43,16 @@ def knows_the_link(one: Stage, cluster: str = "east") -> None:
     one.gateway.registry.link(cluster).observe(10**9, 1.0, 1.0, asyncio.get_running_loop().time())
 
 
+async def only_begin(node: FakeNode, job: PrefillJob) -> None:
+    """As a node does whose engine hangs: it finds room for whatever comes."""
+    await node.send(PrefillStarted(transfer_of(node, job.ticket)))
+
+
 async def test_a_node_that_does_nothing_is_given_up_and_what_it_had_is_answered_from_home(
     stage: Open, impatient: None
 ) -> None:
     one = await stage()
-    await one.pair("east", on_prefill=never, on_generate=answer_unless_from("p-east"))
+    await one.pair("east", on_prefill=only_begin, on_generate=answer_unless_from("p-east"))
     await one.node("p-home", Role.PREFILL)
     knows_the_link(one)
     answer = await one.complete(words=LONG)
@@ -57,6 +62,23 @@ async def test_a_node_that_does_nothing_is_given_up_and_what_it_had_is_answered_
     assert record["ttft_s"] < 2.0, "no whole lateness was waited for"
     after = await one.complete(words=LONG)
     assert after.headers["x-prfaas-route-reason"] == "breaker_open"
+
+
+async def test_jobs_that_keep_coming_and_are_begun_are_no_work(stage: Open, impatient: None) -> None:
+    one = await stage()
+    await one.pair("east", on_prefill=only_begin, on_generate=answer_unless_from("p-east"), max_queue=64)
+    await one.node("p-home", Role.PREFILL)
+    knows_the_link(one)
+    session = one.gateway.registry.node("p-east")
+    assert session is not None
+    breaker, came = one.gateway.registry.breakers.node(session), []
+    for _ in range(20):
+        came.append(asyncio.create_task(one.complete(words=LONG, headers={"x-prfaas-route-hint": "remote"})))
+        await asyncio.sleep(0.1)
+        if breaker.opened:
+            break
+    assert breaker.opened
+    await asyncio.gather(*came)
 
 
 async def test_its_neighbour_goes_on_and_gets_its_jobs(stage: Open, impatient: None) -> None:
