@@ -214,7 +214,8 @@ class Attempt:
         if self.leg is not None:
             self.decode.awaited.pop(self.transfer.hex(), None)
             if not self._transferred:
-                self.leg.node.cancel(self.transfer.hex(), now)
+                cached = max(self._cached_tokens, self.option.cached_tokens)
+                self.leg.node.cancel(self.transfer.hex(), now, cached)
             self.leg.node.progress.end(self.transfer.hex(), now)
             self._computing_ended()
             self._transfer_ended()

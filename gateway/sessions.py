@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.joining.newcomer import Newcomer
 from kvcache import control
-from kvcache.control import Cancel, CodecWork, Heartbeat, Join, ToNode
+from kvcache.control import Cancel, Cancelled, CodecWork, Heartbeat, Join, ToNode
 from kvcache.quality import Quality
 from kvcache.wire import Role
 from scheduler.backlog import Backlog
@@ -84,7 +84,7 @@ class NodeSession:
         """Jobs there that other gateways gave, as it said last, or as far as it counts more than was sent from here."""
         self._others_tokens: int | None = None
         self._lingering: OrderedDict[str, JobOwner] = OrderedDict()
-        self._cancels: OrderedDict[str, float] = OrderedDict()
+        self._cancels: OrderedDict[str, tuple[float, int]] = OrderedDict()
         self._backlog: deque[bytes] = deque()
         self._backlog_bytes = 0
         self._writing = False
@@ -192,11 +192,14 @@ class NodeSession:
         if len(self._lingering) > MAX_LINGERING:
             self._lingering.popitem(last=False)
 
-    def cancel(self, job: str, now: float) -> None:
-        """Forget a job's owner and tell the node to end it; a lost node has nothing to end."""
+    def cancel(self, job: str, now: float, cached_tokens: int = 0) -> None:
+        """Forget a job's owner and tell the node to end it; a lost node has nothing to end.
+
+        The node has no computing to do for ``cached_tokens`` of it.
+        """
         if self.jobs.pop(job, None) is None or self.lost is not None:
             return
-        self._cancels[job] = now
+        self._cancels[job] = now, cached_tokens
         if len(self._cancels) > MAX_CANCELS:
             self._cancels.popitem(last=False)
         try:
@@ -204,10 +207,18 @@ class NodeSession:
         except NodeLost:
             self._cancels.clear()
 
-    def cancelled(self, job: str, now: float) -> float | None:
-        """Seconds from the Cancel of a job to the node's word that it holds nothing of it; None if not asked for."""
-        asked = self._cancels.pop(job, None)
-        return None if asked is None else now - asked
+    def cancelled(self, told: Cancelled, now: float) -> float | None:
+        """Seconds from the Cancel of a job to the node's word that it holds nothing of it; None if not asked for.
+
+        What it had computed of it by then shows that it works, only too slowly for that job.
+        """
+        asked = self._cancels.pop(told.job, None)
+        if asked is None:
+            return None
+        at, cached_tokens = asked
+        if told.prefilled_tokens > cached_tokens:
+            self.progress.moved(now)
+        return now - at
 
     def lose(self, cause: str) -> None:
         """The stream is gone: every owner of a job hears it once. Idempotent."""

@@ -247,7 +247,7 @@ class ControlStreams:
             case Failed():
                 self._to_owner(session, message.job, message)
             case Cancelled():
-                took = session.cancelled(message.job, session.last_heard)
+                took = session.cancelled(message, session.last_heard)
                 if took is not None:
                     self._metrics.cancel.observe(took)
                 self._to_owner(session, message.job, message)

@@ -2,8 +2,8 @@
 
 A node may beat, take jobs and do none of them. Its jobs are late one by one, and the later the more of them wait there;
 that nothing at all moves is known long before. Signs are its word that a job is computed, a transfer of it that
-arrives, and KV that leaves it; that a job has begun is none, for a node says so when it has found room for it. Only
-what is still to be computed is waited for: the rest is the link's.
+arrives, KV that leaves it, and what it has computed of a job that was called back; that a job has begun is none, for a
+node says so when it has found room for it. Only what is still to be computed is waited for: the rest is the link's.
 
 A node that is slow gives signs, too, only later: one that would need four times what was predicted for a whole job has
 shown nothing for that long before it counts as stuck. Where KV was seen to leave while nothing but computing was at

@@ -30,6 +30,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,9 +81,12 @@ class Machine:
         self._numbers = itertools.count()
         self._wake = asyncio.Event()
 
-    async def compute(self, tokens: int, priority: int) -> float:
-        """Return the seconds that it took once ``tokens`` are computed; cancelling takes it off."""
-        job = _Prefill(tokens, asyncio.get_running_loop().create_future())
+    async def compute(self, tokens: int, priority: int, told: Callable[[int], None]) -> float:
+        """Return the seconds that it took once ``tokens`` are computed; cancelling takes it off.
+
+        ``told`` hears how many are, after every chunk.
+        """
+        job = _Prefill(tokens, asyncio.get_running_loop().create_future(), lambda left: told(tokens - left))
         heapq.heappush(self._jobs, (priority, next(self._numbers), job))
         self._wake.set()
         try:
@@ -107,6 +111,8 @@ class Machine:
             due += chunk / self.rate
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             job.left -= chunk
+            if not job.done.done():
+                job.told(job.left)
             if job.left <= 0 and not job.done.done():
                 job.done.set_result(None)
 
@@ -115,6 +121,7 @@ class Machine:
 class _Prefill:
     left: int
     done: asyncio.Future[None]
+    told: Callable[[int], None]
 
 
 class Line:
@@ -152,7 +159,11 @@ class Cluster:
             if not (remote and self.silent):
                 await node.send(PrefillStarted(transfer))
             await self._unless_dead(remote)
-            took = await machine.compute(len(job.token_ids) - 1, job.priority)
+
+            def told(tokens: int) -> None:
+                node.prefilled[transfer.hex()] = tokens
+
+            took = await machine.compute(len(job.token_ids) - 1, job.priority, told)
             await self._unless_dead(remote)
             await node.send(PrefillDone(transfer, took, len(job.token_ids) - 1))
             self.computed[transfer].set()

@@ -122,6 +122,8 @@ class FakeNode:
         self.codec = "lossless"
         self.obeys = True
         """Whether it changes its role when told to."""
+        self.prefilled: dict[str, int] = {}
+        """Tokens that it says to have computed of a job, when that is cancelled."""
         self.orders: list[Any] = []
         self.cancelled: list[str] = []
         self.violations: list[str] = []
@@ -261,7 +263,7 @@ class FakeNode:
         task = self._jobs.get(job)
         if task is not None:
             task.cancel()
-        await self.send(Cancelled(job))
+        await self.send(Cancelled(job, self.prefilled.get(job, 0)))
 
     def _spawn(self, work: Awaitable[Any]) -> None:
         task = asyncio.ensure_future(work)

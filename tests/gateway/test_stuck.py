@@ -13,6 +13,7 @@ from gateway import stuck
 from gateway.breakers import Breakers
 from gateway.sessions import NodeSession
 from kvcache.control import (
+    Cancelled,
     Failed,
     GenerateJob,
     Heartbeat,
@@ -174,6 +175,16 @@ def test_silence_opens_the_breaker_once_and_fails_each_job() -> None:
     assert (failed.job, failed.stage, failed.cause) == ("a", "prefill", "stuck")
     gave_up(registry, session, BEAT, at=10.2)
     assert registry.breakers.node(session).opened == 1
+
+
+def test_what_was_computed_of_a_job_that_was_called_back_is_a_sign_and_what_was_cached_is_none() -> None:
+    for computed, works in ((700, True), (300, False), (0, False)):
+        registry, session, _ = silent()
+        session.progress.begin("b", 1.0, 0.1, 0.0)
+        session.cancel("a", 9.0, cached_tokens=300)
+        session.progress.end("a", 9.0)
+        assert session.cancelled(Cancelled("a", computed), 9.5) == 0.5
+        assert gave_up(registry, session, BEAT) is not works
 
 
 def test_a_node_at_home_is_not_judged() -> None:
