@@ -16,14 +16,13 @@ from gateway.eager import Eager
 from gateway.errors import ApiError
 from gateway.fleet.config import EngineConfig
 from gateway.openai.responses import sse
+from gateway.pace import Pace
 from gateway.relay.headers import Header, lines
 from gateway.request_record import Route
 from kvcache.tracing import NO_SPAN, Span
 
 log = logging.getLogger(__name__)
 
-UNREAD_S = 60.0
-"""How long a client may read nothing of what waits for it; then its connection is closed."""
 JSON = ((b"content-type", b"application/json"),)
 _SSE = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -48,6 +47,7 @@ class Connected(Protocol):
 
     transport: asyncio.Transport
     loop: asyncio.AbstractEventLoop
+    pace: Pace
 
     def default_lines(self) -> bytes:
         """Header lines of every answer."""
@@ -97,7 +97,6 @@ class Caller:
         self._size = 0
         self._arrived: asyncio.Future[None] | None = None
         self._task: asyncio.Task[Any] | Eager | None = None
-        self._unread: asyncio.TimerHandle | None = None
         self._pause: Callable[[], None] | None = None
         self._resume: Callable[[], None] | None = None
         self._emptied: asyncio.Future[None] | None = None
@@ -122,6 +121,8 @@ class Caller:
     async def _run(self) -> None:
         self.connection.relaying(self)
         try:
+            if self.connection.pace.full:  # answers before this one are not read yet: no more is added to them
+                await self.room()
             await self._serve(self)
         except asyncio.CancelledError:
             if not self.disconnected:
@@ -130,7 +131,6 @@ class Caller:
             log.exception("request broke id=%s", self.request_id)
             self.give_up(ApiError(500, "internal error", code="internal_error"))
         finally:
-            self._end_unread()
             self.connection.relaying(None)
 
     # ---- its body
@@ -256,7 +256,7 @@ class Caller:
         """The answer has been written to its end."""
         self.response_complete = True
         if not self.keep_alive:
-            self.connection.transport.close()
+            self.connection.pace.close()
         self.connection.on_response_complete()
 
     def give_up(self, error: ApiError) -> None:
@@ -269,7 +269,7 @@ class Caller:
     def cut(self) -> None:
         """The answer cannot be ended as it began: let the client see that by the connection's end."""
         self.response_complete = True
-        self.connection.transport.close()
+        self.connection.pace.close()
         self.connection.on_response_complete()
 
     def drop(self) -> None:
@@ -288,19 +288,16 @@ class Caller:
     def flows(self, pause: Callable[[], None] | None, resume: Callable[[], None] | None) -> None:
         """How whatever writes here can be stopped while the client does not read, and let go again."""
         self._pause, self._resume = pause, resume
-        if pause is not None and self._unread is not None:
+        if pause is not None and self.connection.pace.full:
             pause()
 
     def on_full(self) -> None:
         """Too much waits for the client."""
-        if self._unread is None:
-            self._unread = self.connection.loop.call_later(UNREAD_S, self.connection.transport.abort)
         if self._pause is not None:
             self._pause()
 
     def on_drained(self) -> None:
         """It reads."""
-        self._end_unread()
         if self._resume is not None:
             self._resume()
         if self._emptied is not None and not self._emptied.done():
@@ -308,7 +305,7 @@ class Caller:
 
     async def room(self) -> None:
         """Return when more may be written. Who cannot be stopped between two writes uses ``flows``."""
-        if self._unread is not None:
+        if self.connection.pace.full:
             self._emptied = self.connection.loop.create_future()
             await self._emptied
 
@@ -317,8 +314,3 @@ class Caller:
         self.disconnected = True
         if self._task is not None and not self.response_complete:
             self._task.cancel()
-
-    def _end_unread(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None

@@ -38,10 +38,13 @@ class Eager:
             self._cancelled = True
         return True
 
-    def _go_on(self, _: asyncio.Future[Any] | None) -> None:
+    def _go_on(self, awaited: asyncio.Future[Any] | None) -> None:
         self._awaits, self._running = None, True
         try:
-            awaits = self._coroutine.send(None)
+            if awaited is not None and awaited.cancelled():  # said, since a turn that is given does not ask
+                awaits = self._coroutine.throw(asyncio.CancelledError())
+            else:
+                awaits = self._coroutine.send(None)
         except BaseException as end:
             self._over(self)
             if not isinstance(end, (StopIteration, asyncio.CancelledError)):
@@ -49,8 +52,16 @@ class Eager:
             return
         finally:
             self._running = False
+        if awaits is None:  # a turn of the event loop, as ``sleep(0)`` asks for
+            awaits = asyncio.get_running_loop().create_future()
+            asyncio.get_running_loop().call_soon(_let_go, awaits)
         awaits._asyncio_future_blocking = False  # as a task does: it is awaited by who knows how
         awaits.add_done_callback(self._go_on)
         self._awaits = awaits
         if self._cancelled and awaits.cancel():
             self._cancelled = False
+
+
+def _let_go(turn: asyncio.Future[None]) -> None:
+    if not turn.done():
+        turn.set_result(None)

@@ -18,6 +18,7 @@ from gateway import protocol
 from gateway.asgi import Scope
 from gateway.caller import Caller
 from gateway.hot import ENDPOINTS
+from gateway.pace import Pace
 from gateway.protocol import MAX_HEAD_BYTES, Answers, BoundedHttp
 from gateway.relay.headers import Header, lines
 
@@ -50,13 +51,13 @@ class Front(asyncio.Protocol):
         self._ahead = b""
         """What was said behind the request."""
         self._due: asyncio.TimerHandle | None = None
-        self._full = False
 
     # ---- what asyncio calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A connection that never sends a request is closed."""
         self.transport = cast(asyncio.Transport, transport)
+        self.pace = Pace(self.transport, self.loop)
         self._state.connections.add(self)  # type: ignore[arg-type]
         self._close_in(protocol.HEAD_TIMEOUT_S)
 
@@ -64,6 +65,7 @@ class Front(asyncio.Protocol):
         """Whatever is done for the client ends."""
         self._state.connections.discard(self)
         self._stay()
+        self.pace.end()
         if self._caller is not None:
             self._caller.on_gone()
 
@@ -80,13 +82,13 @@ class Front(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The client does not read what waits for it."""
-        self._full = True
+        self.pace.on_full()
         if self._caller is not None:
             self._caller.on_full()
 
     def resume_writing(self) -> None:
         """It does again."""
-        self._full = False
+        self.pace.on_drained()
         if self._caller is not None:
             self._caller.on_drained()
 
@@ -173,16 +175,17 @@ class Front(asyncio.Protocol):
     def shutdown(self) -> None:
         """The server ends: so does the connection, after the answer that is under way."""
         if self._caller is None:
-            self.transport.close()
+            self.pace.close()
         else:
             self._caller.keep_alive = False
 
     def _to_uvicorn(self, data: bytes) -> None:
         self._stay()
+        self.pace.end()
         self._state.connections.discard(self)
         full = BoundedHttp(self._config, self._state, self._app_state, self.loop)
         full.connection_made(self.transport)
-        if self._full:
+        if self.pace.full:
             full.pause_writing()
         self.transport.set_protocol(full)
         full.data_received(data)
@@ -191,7 +194,7 @@ class Front(asyncio.Protocol):
 
     def _close_in(self, seconds: float) -> None:
         self._stay()
-        self._due = self.loop.call_later(seconds, self.transport.close)
+        self._due = self.loop.call_later(seconds, self.pace.close)
 
     def _stay(self) -> None:
         if self._due is not None:

@@ -18,6 +18,7 @@ from gateway.asgi import Scope
 from gateway.caller import Caller
 from gateway.errors import ApiError
 from gateway.hot import ENDPOINTS
+from gateway.pace import Pace
 from gateway.relay.headers import lines
 
 MAX_HEAD_BYTES = 64 << 10
@@ -53,12 +54,14 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A connection that never sends a request is closed, too."""
         super().connection_made(transport)
+        self.pace = Pace(transport, self.loop)
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let the timers go."""
         self._head_arrived()
         self._end_linger()
+        self.pace.end()
         caller = self._relaying
         super().connection_lost(exc)
         if caller is not None:
@@ -67,12 +70,14 @@ class BoundedHttp(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """The client does not read what waits for it."""
         super().pause_writing()
+        self.pace.on_full()
         if self._relaying is not None:
             self._relaying.on_full()
 
     def resume_writing(self) -> None:
         """It does again."""
         super().resume_writing()
+        self.pace.on_drained()
         if self._relaying is not None:
             self._relaying.on_drained()
 
@@ -126,7 +131,11 @@ class BoundedHttp(HttpToolsProtocol):
         """An answer has left. If the rest of its request's body is still on the way, wait for it, but not for long."""
         super().on_response_complete()
         if self.cycle.response_complete and self.cycle.more_body and not self.transport.is_closing():
-            self._linger = self.loop.call_later(LINGER_S, self.transport.close)
+            self._linger = self.loop.call_later(LINGER_S, self.pace.close)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """No other request came for long."""
+        self.pace.close()
 
     # ---- requests to generate
 
@@ -175,7 +184,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _expect_head(self) -> None:
         if self._head_due is None:
-            self._head_due = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
+            self._head_due = self.loop.call_later(HEAD_TIMEOUT_S, self.pace.close)
 
     def _head_arrived(self) -> None:
         if self._head_due is not None:

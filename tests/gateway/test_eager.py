@@ -89,6 +89,25 @@ async def test_cancelled_from_within_it_is_cancelled_where_it_waits_next() -> No
     assert future.cancelled()
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_it_may_give_others_a_turn(leaves: bool) -> None:
+    said: list[str] = []
+
+    async def gives() -> None:
+        said.append("before")
+        await asyncio.sleep(0)
+        said.append("after")
+
+    over: list[Eager] = []
+    eager = Eager(gives(), over.append)
+    eager.start()
+    assert said == ["before"]
+    if leaves:
+        assert eager.cancel()
+    await asyncio.sleep(0.01)
+    assert (said, over) == (["before"] if leaves else ["before", "after"], [eager])
+
+
 async def test_an_error_that_nobody_caught_is_raised_where_it_goes_on() -> None:
     over: list[Eager] = []
 

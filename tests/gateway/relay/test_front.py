@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from gateway import front as fronts
-from gateway import protocol
+from gateway import pace, protocol
 from gateway.keys import Role
 from tests.gateway.relay.asking import ANSWER, connect, idle, raw, request
 from tests.gateway.relay.backend import STREAM, Backend, chunk, event, says, whole
@@ -240,6 +240,7 @@ class Wire:
     def __init__(self) -> None:
         self.written: list[bytes] = []
         self.write = self.written.append
+        self.aborted = False
 
     def get_extra_info(self, name: str) -> tuple[str, int] | None:
         return ("127.0.0.1", 1) if name == "peername" else None
@@ -250,8 +251,14 @@ class Wire:
     def resume_reading(self) -> None:
         pass
 
+    def get_write_buffer_size(self) -> int:
+        return len(b"".join(self.written))
+
     def close(self) -> None:
         pass
+
+    def abort(self) -> None:
+        self.aborted = True
 
     def set_protocol(self, protocol: Any) -> None:
         self.protocol = protocol
@@ -280,6 +287,57 @@ async def test_a_client_that_does_not_read_is_known_to_whoever_takes_over_its_co
     wire.protocol.resume_writing()
     assert not wire.protocol.flow.write_paused
     wire.protocol.connection_lost(None)
+
+
+LARGE = b"{" + b" " * (8 << 20) + b"}"
+WAYS = ["", "expect: 100-continue\r\n"]
+
+
+@pytest.mark.parametrize("more", WAYS)
+async def test_who_does_not_read_gets_no_answers_beside_those_that_wait(front: Any, more: str) -> None:
+    one, (engine,) = await front(says(whole(LARGE)))
+    reader, writer = await connect(one)
+    reader._transport.pause_reading()  # type: ignore[attr-defined]
+    writer.write(request(more=more) * 5)
+    await one.until(lambda: engine.seen)
+    await asyncio.sleep(0.3)
+    assert len(engine.seen) == 1
+    reader._transport.resume_reading()  # type: ignore[attr-defined]
+    read = 0
+    while read < 5 * len(LARGE):
+        read += len(await asyncio.wait_for(reader.read(1 << 20), 5))
+    writer.close()
+    assert len(engine.seen) == 5
+    await idle(one)
+
+
+@pytest.mark.parametrize("more", [*WAYS, "connection: close\r\n"])
+async def test_who_never_reads_an_answer_that_is_over_is_cut_off(
+    front: Any, monkeypatch: pytest.MonkeyPatch, more: str
+) -> None:
+    monkeypatch.setattr(pace, "UNREAD_S", 0.3)
+    one, (engine,) = await front(says(whole(LARGE)))
+    reader, writer = await connect(one)
+    reader._transport.pause_reading()  # type: ignore[attr-defined]
+    writer.write(request(more=more))
+    await one.until(lambda: engine.seen)
+    await one.until(lambda: not one.server.server_state.connections)
+    await idle(one)
+    writer.transport.abort()
+
+
+async def test_a_connection_that_is_kept_for_nothing_is_closed_although_a_little_waits_unread(
+    front: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "UNREAD_S", 0.1)
+    one, _ = await front(says(whole(ANSWER)))
+    monkeypatch.setattr(one.server.config, "timeout_keep_alive", 0.1)
+    wire, client = Wire(), fronts.Front(one.server.config, one.server.server_state, {})
+    client.connection_made(cast(Any, wire))
+    client.data_received(request({"model": "nobody"}))
+    await one.until(lambda: wire.aborted)
+    assert wire.written
+    client.connection_lost(None)
 
 
 async def test_an_answer_may_take_longer_than_a_head(front: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway import caller
+from gateway import caller, pace
 from gateway.keys import Role
 from gateway.relay import tries
 from gateway.terms import KeyLimits
@@ -178,7 +178,7 @@ async def test_a_client_that_leaves_ends_the_engines_work(front: Any) -> None:
 async def test_a_client_that_never_reads_stops_the_engine_and_is_cut_off(
     front: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(caller, "UNREAD_S", 0.5)
+    monkeypatch.setattr(pace, "UNREAD_S", 0.5)
     one, (engine,) = await front(endless)
     reader, writer = await connect(one)
     reader._transport.pause_reading()  # type: ignore[attr-defined]
