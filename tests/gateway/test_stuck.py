@@ -67,7 +67,9 @@ async def test_a_node_that_does_nothing_is_given_up_and_what_it_had_is_answered_
 
 async def test_jobs_that_keep_coming_and_are_begun_are_no_work(stage: Open, impatient: None) -> None:
     one = await stage()
-    await one.pair("east", on_prefill=only_begin, on_generate=answer_unless_from("p-east"), max_queue=64)
+    one.register("east")
+    await one.node("p-east", Role.PREFILL, cluster="east", on_prefill=only_begin, max_queue=64)
+    await one.node("d", Role.DECODE, on_generate=answer_unless_from("p-east"), max_queue=64)
     await one.node("p-home", Role.PREFILL)
     knows_the_link(one)
     session = one.gateway.registry.node("p-east")
