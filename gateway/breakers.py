@@ -43,7 +43,10 @@ class Breakers:
 
     def cluster(self, name: str) -> Breaker:
         """Of a remote cluster."""
-        return self._clusters.setdefault(name, Breaker(self._values))
+        found = self._clusters.get(name)
+        if found is None:
+            found = self._clusters[name] = Breaker(self._values)
+        return found
 
     def follow(self, values: BreakerValues) -> None:
         """Other values from now on, for all of them."""

@@ -17,6 +17,10 @@ from gateway.state import State
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Record = dict[str, Any]
+"""By field; what is in it may be structs still, which are made plain for those who ask."""
+encode = msgspec.json.Encoder(order="deterministic").encode
+"""A record as JSON."""
 
 IN_MEMORY = 1024
 ON_DISK = 10_000
@@ -38,19 +42,19 @@ class Decisions:
 
     def __init__(self, state: State) -> None:
         self._disk = None if state.file is None else State(state.file)
-        self._recent: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._recent: OrderedDict[str, Record] = OrderedDict()
         self._writer = None if self._disk is None else ThreadPoolExecutor(1, thread_name_prefix="decisions")
-        self._waiting: deque[dict[str, Any]] = deque()
+        self._waiting: deque[Record] = deque()
         self._called = False
         self._hurry = threading.Event()
         self._written = 0
         self.unwritten = 0
         self._failing = False
-        self.on_added: Callable[[dict[str, Any]], None] | None = None
+        self.on_added: Callable[[Record], None] | None = None
         """Called with every record; returns at once."""
 
-    def add(self, record: dict[str, Any]) -> None:
-        """Keep a finished request's record, which has ``id`` and ``request_id``."""
+    def add(self, record: Record) -> None:
+        """Keep a finished request's record, which has ``id`` and ``request_id`` and is not changed any more."""
         self._recent[record["id"]] = record
         if self.on_added is not None:
             self.on_added(record)
@@ -69,10 +73,10 @@ class Decisions:
     def find(self, name: str) -> dict[str, Any] | None:
         """The record of an internal id, or the newest of a request id."""
         if name in self._recent:
-            return self._recent[name]
+            return _plain(self._recent[name])
         for record in reversed(self._recent.values()):
             if record["request_id"] == name:
-                return record
+                return _plain(record)
         if self._disk is None:
             return None
         rows = self._disk.execute(
@@ -83,14 +87,16 @@ class Decisions:
     def recent(self, limit: int) -> list[dict[str, Any]]:
         """The newest records, newest first."""
         if len(self._recent) >= limit or self._disk is None:
-            return list(reversed(self._recent.values()))[:limit]
+            return [_plain(record) for record in list(reversed(self._recent.values()))[:limit]]
         rows = self._disk.execute("SELECT record FROM decisions ORDER BY seq DESC LIMIT ?", (limit,))
         return [msgspec.json.decode(row[0]) for row in rows]
 
     def each(self, kind: type[T], limit: int = ON_DISK) -> list[T]:
         """The newest records as ``kind``, which may lack fields, newest first; what does not fit is left out."""
-        rows: Iterable[dict[str, Any] | bytes] = list(reversed(self._recent.values()))[:limit]
-        if self._disk is not None:
+        rows: Iterable[Record | bytes]
+        if self._disk is None:
+            rows = [_plain(record) for record in list(reversed(self._recent.values()))[:limit]]
+        else:
             statement = "SELECT record FROM decisions ORDER BY seq DESC LIMIT ?"
             rows = [row[0] for row in self._disk.execute(statement, (limit,))]
         found = []
@@ -112,7 +118,7 @@ class Decisions:
         Without a disk the first page has all. What was added before the call is in it, written or not.
         """
         if self._disk is None or self._writer is None:
-            return [msgspec.json.encode(record) for record in (() if after else list(self._recent.values()))], 1
+            return [encode(record) for record in (() if after else list(self._recent.values()))], 1
         self._hurry.set()
         self._writer.submit(int).result()  # all that was handed over before is written now
         statement = "SELECT seq, record FROM decisions WHERE seq > ? ORDER BY seq LIMIT ?"
@@ -133,14 +139,14 @@ class Decisions:
         while self._waiting:
             self._write([self._waiting[at] for at in range(min(AT_ONCE, len(self._waiting)))])
 
-    def _write(self, records: list[dict[str, Any]]) -> None:
+    def _write(self, records: list[Record]) -> None:
         """Write the oldest of those that wait, which keep their places until they are written."""
         assert self._disk is not None
         before = self._written // PRUNE_EVERY
         try:
             self._disk.execute_all(
                 "INSERT INTO decisions (id, request_id, record) VALUES (?, ?, ?)",
-                [(record["id"], record["request_id"], msgspec.json.encode(record)) for record in records],
+                [(record["id"], record["request_id"], encode(record)) for record in records],
             )
             self._written += len(records)
             self._failing = False
@@ -156,3 +162,9 @@ class Decisions:
         finally:
             for _ in records:
                 self._waiting.popleft()
+
+
+def _plain(record: Record) -> dict[str, Any]:
+    """As it comes from the disk."""
+    found: dict[str, Any] = msgspec.to_builtins(record, order="deterministic", str_keys=True)
+    return found

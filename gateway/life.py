@@ -174,7 +174,7 @@ class RequestLife:
         self._turn.end(self.record.finished)
         if self._trial is not None:
             self._trial.end(self.record.finished is not None, now)
-        self._s.decisions.add(self.record.plain(outcome, self._policy.values, self._turn.waited_s, now))
+        self._s.decisions.add(self.record.kept(outcome, self._policy.values, self._turn.waited_s, now))
 
     def _perhaps_audited(self, attempt: Attempt) -> None:
         """KV that a remote cluster computed may have to stand a comparison."""

@@ -178,7 +178,10 @@ class Registry:
 
     def outward(self, cluster: str) -> LinkState:
         """What was learnt of the way from here to a remote cluster, which only moved prefixes take."""
-        return self._outward.setdefault(cluster, LinkState())
+        found = self._outward.get(cluster)
+        if found is None:
+            found = self._outward[cluster] = LinkState()
+        return found
 
     def lease(self, session: NodeSession) -> float | None:
         """Bytes per second that this node may send KV at, 0 without a limit; None where its cluster never had one."""

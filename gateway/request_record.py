@@ -6,8 +6,6 @@ import time
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-import msgspec
-
 from gateway.attempts import Attempt
 from gateway.building import Prompted
 from kvcache.control import AnswerPart, Delta, Finished
@@ -63,6 +61,7 @@ class Recorded(Generic[A]):
         self.decisions: list[Decision] = []
         self.first_ways = 1
         """How many of the decisions were no fallbacks."""
+        self._route: tuple[tuple[int, str | None], Route] | None = None
         self.first_at: float | None = None
         self.finished: Finished | None = None
         self.spoken: int | None = None
@@ -72,10 +71,14 @@ class Recorded(Generic[A]):
     def route(self) -> Route:
         """The way that the last attempt took."""
         attempt = self.attempts[-1]
+        if self._route is not None and self._route[0] == (attempt.number, attempt.codec):
+            return self._route[1]
         decision = self.decisions[attempt.number - 1]  # a later one may have been refused
         name = f"remote:{attempt.option.cluster}" if decision.remote else "local"
         prefill = "in-place" if attempt.leg is None else "node"
-        return Route(name, decision.reason.value, prefill, attempt.codec or "none")
+        route = Route(name, decision.reason.value, prefill, attempt.codec or "none")
+        self._route = (attempt.number, attempt.codec), route
+        return route
 
     def decided(self, decision: Decision, last: bool) -> None:
         """A decision; ``last`` where it is a fallback's."""
@@ -91,10 +94,10 @@ class Recorded(Generic[A]):
             self.finished = item
             self.spoken = item.completion_tokens
 
-    def plain(self, outcome: str, values: PolicyValues, queue_s: float, now: float) -> dict[str, Any]:
-        """The record as it is stored, of plain values in a fixed order."""
+    def kept(self, outcome: str, values: PolicyValues, queue_s: float, now: float) -> dict[str, Any]:
+        """The record as it is kept; decisions are still what they were when they were made."""
         decisions, ways, done = self.decisions, self.first_ways, self.finished
-        record = {
+        return {
             "schema": SCHEMA,
             "id": self._p.facts.request_id,
             "request_id": self._p.request_id,
@@ -116,8 +119,6 @@ class Recorded(Generic[A]):
             "usage": None if done is None else _usage(done),
             "finish": None if done is None else done.reason,
         }
-        plain: dict[str, Any] = msgspec.to_builtins(record, order="deterministic", str_keys=True)
-        return plain
 
     def _tokens_per_s(self, now: float) -> float | None:
         done = self.finished

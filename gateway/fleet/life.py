@@ -124,7 +124,7 @@ class SplitLife:
             self.record.attempts[-1].close(outcome)
         self._turn.end(self.record.finished)
         values, now = self._s.policy.values, self._loop.time()
-        self._s.decisions.add(self.record.plain(outcome, values, self._turn.waited_s, now))
+        self._s.decisions.add(self.record.kept(outcome, values, self._turn.waited_s, now))
 
     # ---- ways
 
