@@ -2,7 +2,8 @@
 
 ``python -m tests.bench.relay_side_by_side --routers VENV`` with vllm-router and sglang-router in that venv. Each is
 loaded in turn, several times, because what else the machine does changes: of every figure the median of its rounds
-counts. The gateway has keys, admission and metrics on, as has what it is compared with by default.
+counts. The gateway has keys, admission and metrics on, as has what it is compared with by default. It has one thread
+for all requests, and the routers one for each core: with ``--workers N`` it runs as so many processes, over a Redis.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import uvloop
 
 from node.bench.relay import load, process
 from node.bench.relay.load import Target
+from tests.redis_server import running_redis
 
 LONG_WORDS = 60_000
 LONG_REQUESTS = 60
@@ -39,6 +41,7 @@ class Setting:
     chunks: int
     rate: float
     requests: int
+    workers: int
 
 
 async def main(routers: Path, setting: Setting) -> None:
@@ -47,7 +50,8 @@ async def main(routers: Path, setting: Setting) -> None:
         directory = Path(found)
         async with AsyncExitStack() as stack:
             port = await stack.enter_async_context(process.engine(directory, setting.rate))
-            targets = {GATEWAY: await stack.enter_async_context(process.gateway(directory, port))}
+            options = _workers(stack, setting.workers)
+            targets = {GATEWAY: await stack.enter_async_context(process.gateway(directory, port, options))}
             for name in ("sglang-router", "vllm-router"):
                 targets[name] = await _router(stack, routers, name, port, directory)
             rounds: dict[str, list[dict[str, float]]] = {name: [] for name in targets}
@@ -85,6 +89,13 @@ def _summary(rounds: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     }
     ratios = {figure: round(value / best[figure], 2) for figure, value in medians[GATEWAY].items()}
     return {"medians": medians, "gateway_over_best_of_others": ratios}
+
+
+def _workers(stack: AsyncExitStack, count: int) -> tuple[str, ...]:
+    """What the gateway is told to be that many processes."""
+    if count == 1:
+        return ()
+    return "--workers", str(count), "--redis", stack.enter_context(running_redis()).url
 
 
 async def _router(stack: AsyncExitStack, venv: Path, name: str, engine: int, directory: Path) -> Target:
@@ -130,7 +141,8 @@ if __name__ == "__main__":
     parser.add_argument("--chunks", type=int, default=300)
     parser.add_argument("--rate", type=float, default=100.0)
     parser.add_argument("--requests", type=int, default=3000)
+    parser.add_argument("--workers", type=int, default=1, help="processes of the gateway; for 2, redis-server")
     given = parser.parse_args()
-    wanted = Setting(given.rounds, given.streams, given.chunks, given.rate, given.requests)
+    wanted = Setting(given.rounds, given.streams, given.chunks, given.rate, given.requests, given.workers)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main(given.routers, wanted))
