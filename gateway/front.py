@@ -26,7 +26,7 @@ MAX_AHEAD_BYTES = 64 << 10
 """Of what a client says before the answer to its request: then it is read no further until that answer has left."""
 _ORDINARY = re.compile(b"POST (%s) HTTP/1\\.1\r\n" % "|".join(map(re.escape, ENDPOINTS)).encode())
 _LENGTH = b"content-length"
-_UNUSUAL = frozenset({b"transfer-encoding", b"expect", b"upgrade"})
+_UNUSUAL = frozenset({b"transfer-encoding", b"expect"})
 _MAX_LENGTH_DIGITS = 18
 
 
@@ -220,7 +220,9 @@ def _read(data: bytes) -> _Head | None:
     parser = httptools.HttpRequestParser(head)
     try:
         parser.feed_data(data)
-    except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+    except httptools.HttpParserUpgrade:
+        pass  # an offer, as some clients make of HTTP/2 with every request: it need not be taken up
+    except httptools.HttpParserError:
         return None
     found = dict(head.headers)
     length = found.get(_LENGTH, b"")

@@ -47,12 +47,16 @@ async def test_what_could_be_read_in_two_ways_is_no_request_and_hides_none(front
     await idle(one)
 
 
-@pytest.mark.parametrize("more", [b"", b"connection: close\r\n", b"accept: a\r\naccept: b\r\n", b"x-a:  b \t\r\n"])
+H2C = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAA\r\n"
+
+
+@pytest.mark.parametrize("more", [b"", b"connection: close\r\n", b"accept: a\r\naccept: b\r\n", b"x-a:  b \t\r\n", H2C])
 async def test_what_is_only_unusual_is_answered(front: Any, more: bytes) -> None:
     one, (engine,) = await front(says(whole(ANSWER)))
     answer = await raw(one, START + b"Host: localhost\r\n" + more + b"Content-Length:29\r\n\r\n" + BODY, until=ANSWER)
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert engine.seen[0][1] == BODY
+    assert b"http2-settings" not in engine.seen[0][0]
     await idle(one)
 
 
