@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import time
 from dataclasses import replace
@@ -21,7 +22,7 @@ from gateway.registry import Registry
 from gateway.serve import open_gateway
 from gateway.state import State
 from gateway.terms import ClusterTerms, KeyLimits
-from scheduler.facts import Prices
+from scheduler.facts import Prices, RequestFacts, SizeFacts
 
 
 def record(n: int, request_id: str | None = None) -> dict[str, Any]:
@@ -253,4 +254,38 @@ def test_a_writer_that_falls_behind_drops_and_counts_instead_of_growing(
     decisions.close()
     assert decisions.unwritten >= 14
     assert decisions.find("id19") is not None
+    state.close()
+
+
+def test_records_wait_a_moment_for_others_but_nobody_who_asks_waits_for_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TOGETHER_S", 60.0)
+    state = State(tmp_path / "state.db")
+    decisions = Decisions(state)
+    began = time.monotonic()
+    for n in range(3):
+        decisions.add(record(n))
+    time.sleep(0.05)
+    assert state.execute("SELECT count(*) FROM decisions") == [(0,)], "they wait"
+    assert len(decisions.page(0)[0]) == 3
+    decisions.add(record(3))
+    decisions.close()
+    assert state.execute("SELECT count(*) FROM decisions") == [(4,)]
+    assert time.monotonic() - began < 10
+    state.close()
+
+
+def test_what_is_kept_as_it_was_made_reads_as_what_comes_from_the_disk(tmp_path: Path) -> None:
+    state = State(tmp_path / "state.db")
+    decisions = Decisions(state)
+    facts = RequestFacts("id", 5, SizeFacts(per_token=1.5), allowed_clusters=frozenset({"b", "a"}))
+    decisions.add({"id": "id", "request_id": "asked", "facts": facts, "figures": {"ids": (b"x", 1)}})
+    own = decisions.find("asked")
+    decisions.close()
+    again = Decisions(state)
+    assert own is not None
+    assert json.loads(json.dumps(own)) == again.find("asked")
+    assert list(own["facts"]["allowed_clusters"]) == ["a", "b"]
+    again.close()
     state.close()

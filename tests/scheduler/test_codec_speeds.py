@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvcache.quality import Quality
-from scheduler.codec_speeds import HALF_LIFE_S, CodecSpeeds, Work
+from scheduler.codec_speeds import HALF_LIFE_S, KEPT_S, CodecSpeeds, Work
 from scheduler.facts import CodecFacts
 
 MIB = 1 << 20
@@ -94,3 +94,15 @@ def test_of_a_codec_that_the_node_never_named_nothing_is_kept() -> None:
     one = speeds()
     one.count("int4", Work(MIB, MIB, 1.0), Work(MIB, MIB, 1.0), NOW)
     assert [facts.name for facts in one.facts(NOW)] == ["int8"]
+
+
+def test_facts_are_kept_for_a_moment_but_what_is_new_shows_at_once() -> None:
+    one = speeds()
+    before = one.facts(NOW)
+    assert one.facts(NOW + KEPT_S / 2) is before
+    one.count("int8", Work(99 * MIB, 99 * MIB * 0.3, 99 * MIB / 2e8), Work(), NOW + KEPT_S / 2)
+    seen = only(one, NOW + KEPT_S / 2)
+    assert seen.wire_ratio == pytest.approx(0.302)
+    assert only(one, NOW + 2 * KEPT_S) != seen, "it fades"
+    one.know("fp8", Quality.NEAR, START, START)
+    assert [facts.name for facts in one.facts(NOW + 2 * KEPT_S)] == ["fp8", "int8"]
