@@ -29,7 +29,8 @@ class Progress:
         self.sends_early = False
         """Whether KV leaves it while its job is still computed."""
         self._computing: dict[str, tuple[float, float]] = {}
-        self._due: tuple[float, float] | None = None
+        self._heads: set[str] = set()
+        self._due = 0.0, 0.0
         self._sending: set[str] = set()
         self._silent_s = 0.0
         self._since: float | None = None
@@ -38,19 +39,17 @@ class Progress:
 
     def begin(self, job: str, expected_s: float, chunk_s: float, now: float) -> None:
         """A job was sent there, which takes ``expected_s`` once its turn has come; a chunk of it takes ``chunk_s``."""
-        if not self._computing:
-            self._since = now
         self._computing[job] = expected_s, chunk_s
-        if self._due is None:
-            self._due = expected_s, chunk_s
+        if len(self._computing) == 1:
+            self._since = now
+            self._wait_for_all()
 
     def moved(self, now: float) -> None:
         """A sign of work, or what excuses that there was none so far."""
-        self._silent_s, self._due = 0.0, None
+        self._silent_s, self._due = 0.0, (0.0, 0.0)
         if self._computing:
             self._since = now
-            jobs = self._computing.values()
-            self._due = max(expected_s for expected_s, _ in jobs), max(chunk_s for _, chunk_s in jobs)
+        self._wait_for_all()
 
     def computed(self, job: str, now: float) -> None:
         """A job is computed, and its KV is under way; unknown ones are signs, too."""
@@ -82,9 +81,10 @@ class Progress:
     def patience_s(self) -> float | None:
         """How long there may be none; None where nothing is to be computed.
 
-        Any of the jobs that were there at the last sign may be the one that runs; what came since explains nothing.
+        Any of the jobs that were there at the last sign may be the one that runs. What came since explains nothing,
+        until all of those were called back.
         """
-        if not self._computing or self._due is None:
+        if not self._computing:
             return None
         expected_s, chunk_s = self._due
         return max(LEAST_S, MOST * (chunk_s if self.sends_early else expected_s))
@@ -94,7 +94,18 @@ class Progress:
         patience = self.patience_s()
         return patience is not None and self.silent_s(now) >= patience
 
+    def _wait_for_all(self) -> None:
+        """The next sign may take as long as any of the jobs that are there, or has been waited for so far."""
+        jobs = [self._due, *self._computing.values()]
+        self._heads = set(self._computing)
+        self._due = max(expected_s for expected_s, _ in jobs), max(chunk_s for _, chunk_s in jobs)
+
     def _drop(self, job: str, now: float) -> None:
-        if self._computing.pop(job, None) is not None and not self._computing and self._since is not None:
+        if self._computing.pop(job, None) is None:
+            return
+        self._heads.discard(job)
+        if self._computing and not self._heads:
+            self._wait_for_all()
+        if not self._computing and self._since is not None:
             self._silent_s += max(0.0, now - self._since)
             self._since = None

@@ -36,13 +36,27 @@ def test_longer_jobs_that_come_behind_it_do_not_put_that_off() -> None:
     assert stuck_at(progress, 0.0, 60.0) == LEAST_S
 
 
-def test_nor_does_calling_the_first_ones_back() -> None:
+def test_nor_does_calling_some_of_those_back_that_were_there() -> None:
     progress = Progress()
-    for number in range(8):
-        progress.begin(str(number), 1.0 + number, CHUNK_S, now=number * 0.3)
+    for number in range(4):
+        progress.begin(str(number), 1.0, CHUNK_S, now=0.0)
+    progress.moved(0.0)
+    for number in range(4, 8):
+        progress.begin(str(number), 30.0, CHUNK_S, now=1.0)
     for number in range(3):
         progress.end(str(number), now=3.0 + number * 0.3)
     assert stuck_at(progress, 3.0, 60.0) == LEAST_S
+
+
+def test_once_they_are_all_called_back_the_next_may_be_a_long_one() -> None:
+    for alone in (True, False):
+        progress = Progress()
+        progress.begin("short", 0.1, CHUNK_S, now=0.0)
+        if alone:
+            progress.end("short", now=1.0)
+        progress.begin("long", 30.0, CHUNK_S, now=1.0)
+        progress.end("short", now=1.0)
+        assert stuck_at(progress, 1.0, 200.0) == 4 * 30.0
 
 
 def test_silence_adds_up_over_jobs_that_come_one_at_a_time() -> None:
