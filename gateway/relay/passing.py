@@ -132,9 +132,10 @@ class Passing:
         kind = head.header(b"content-type") or b""
         self._sse = kind.startswith(b"text/event-stream")
         self._to_the_end = head.length is None and not head.chunked
-        self._framed = head.length is None and self._receiver.chunked
+        length = None if self._sse and self._strips else head.length  # less may pass than the engine says
+        self._framed = length is None and self._receiver.chunked
         self.first_at = self._loop.time()
-        self._head = self._receiver.begin(head.status, self.headers, head.length)
+        self._head = self._receiver.begin(head.status, self.headers, length)
 
     def flush(self) -> None:
         """No more of the answer is here: its head leaves alone, unless it has left with a part of the body."""
