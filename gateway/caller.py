@@ -100,7 +100,7 @@ class Caller:
         self._pause: Callable[[], None] | None = None
         self._resume: Callable[[], None] | None = None
         self._emptied: asyncio.Future[None] | None = None
-        self.write = connection.transport.write
+        self._transport = connection.transport
 
     async def run_asgi(self, app: Any) -> None:
         """What uvicorn starts when it is this request's turn."""
@@ -184,6 +184,11 @@ class Caller:
         return ApiError(413, f"the body is larger than {self._limit} bytes", code="body_too_large")
 
     # ---- its answer
+
+    def write(self, data: bytes) -> None:
+        """Bytes as they go on the wire, dropped where it is closed: its client may be gone before that is said here."""
+        if not self._transport.is_closing():
+            self._transport.write(data)
 
     def named(self, request_id: str) -> None:
         """How the request is called: its client and the engine are told."""

@@ -78,7 +78,9 @@ class Connection(asyncio.Protocol):
         """Send a request; its response goes to ``sink``, and must be whole by ``deadline``, the event loop's time."""
         transport = self._transport
         assert self._sink is None
-        assert transport is not None
+        if transport is None or transport.is_closing():  # the other side may close what has just been made
+            sink.on_failure(UpstreamError(Cause.CLOSED, "the connection was lost before it was used"))
+            return
         self._sink, self._head, self._chunked, self._buffer = sink, None, None, b""
         self._interim, self._answered = 0, False
         self._of_head_request = head.startswith(b"HEAD ")
@@ -120,9 +122,11 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is gone, for whatever reason."""
-        self._fail(Cause.CLOSED, "the connection was lost" if exc is None else str(exc)[:200])
-        self._transport = None
-        self._owner.on_lost(self)
+        try:
+            self._fail(Cause.CLOSED, "the connection was lost" if exc is None else str(exc)[:200])
+        finally:
+            self._transport = None
+            self._owner.on_lost(self)
 
     def eof_received(self) -> None:
         """The other side sends nothing more. That ends a body which has no other end, and is a loss of any other."""

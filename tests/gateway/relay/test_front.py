@@ -12,7 +12,7 @@ from gateway import front as fronts
 from gateway import pace, protocol
 from gateway.keys import Role
 from tests.gateway.relay.asking import ANSWER, connect, idle, raw, request
-from tests.gateway.relay.backend import STREAM, Backend, chunk, event, says, whole
+from tests.gateway.relay.backend import END, STREAM, Backend, chunk, event, says, whole
 
 BODY = b'{"model": "m", "prompt": "a"}'
 START = b"POST /v1/completions HTTP/1.1\r\n"
@@ -243,14 +243,19 @@ class Wire:
 
     def __init__(self) -> None:
         self.written: list[bytes] = []
-        self.write = self.written.append
         self.aborted = False
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        if self.closed:
+            raise RuntimeError("the handler is closed")
+        self.written.append(data)
 
     def get_extra_info(self, name: str) -> tuple[str, int] | None:
         return ("127.0.0.1", 1) if name == "peername" else None
 
     def is_closing(self) -> bool:
-        return False
+        return self.closed
 
     def resume_reading(self) -> None:
         pass
@@ -342,6 +347,29 @@ async def test_a_connection_that_is_kept_for_nothing_is_closed_although_a_little
     await one.until(lambda: wire.aborted)
     assert wire.written
     client.connection_lost(None)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_what_an_engine_says_to_a_client_that_is_just_gone_is_dropped(
+    front: Any, streams: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    go_on = asyncio.Event()
+
+    async def say(backend: Backend, *talk: Any) -> None:
+        await go_on.wait()
+        talk[1].write(STREAM + chunk(event("a")) + END if streams else whole(ANSWER))
+
+    one, (engine,) = await front(say)
+    wire, client = Wire(), fronts.Front(one.server.config, one.server.server_state, {})
+    client.connection_made(cast(Any, wire))
+    client.data_received(request({"stream": streams}))
+    await one.until(lambda: engine.seen)
+    wire.closed = True  # ``connection_lost`` comes a moment later
+    go_on.set()
+    await idle(one)
+    client.connection_lost(None)
+    assert wire.written == []
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 async def test_an_answer_may_take_longer_than_a_head(front: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from gateway.upstream import pool as pools
 from gateway.upstream.errors import Cause, UpstreamError
 from gateway.upstream.head import MAX_HEAD_BYTES, split_url
 from gateway.upstream.pool import Pool, PoolLimits
-from gateway.upstream.response import HIGH_BYTES
+from gateway.upstream.response import HIGH_BYTES, Response
 from tests.gateway.upstream.scripted import answers, read_request, scripted
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
@@ -338,3 +338,40 @@ async def test_a_header_cannot_hold_another_one(name: bytes, value: bytes) -> No
 async def test_what_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="url"):
         await Pool().request("GET", url, deadline_s=1)
+
+
+async def test_a_connection_that_was_lost_before_its_use_fails_as_one_that_was_never_made() -> None:
+    async with scripted(answers(OK)) as url:
+        pool, (origin, _) = Pool(), split_url(url)
+        loop = asyncio.get_running_loop()
+        connection = await pool.acquire(origin, loop.time() + 5)
+        assert connection._transport is not None
+        connection._transport.abort()
+        for _ in range(2):  # before and after the loss is said
+            response = Response(connection, loop)
+            connection.start(b"POST / HTTP/1.1\r\n\r\n", b"", response, loop.time() + 5)
+            with pytest.raises(UpstreamError) as caught:
+                await response.opened()
+            assert (caught.value.cause, caught.value.sent) == (Cause.CLOSED, False)
+            await asyncio.sleep(0.01)
+        assert pool.open(origin) == 0
+
+
+async def test_a_connection_that_is_lost_is_counted_out_whatever_its_user_makes_of_it() -> None:
+    class Breaks(Response):
+        def on_failure(self, error: UpstreamError) -> None:
+            raise ZeroDivisionError
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async with scripted(silent) as url:
+        pool, (origin, _) = Pool(), split_url(url)
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda *_: None)
+        connection = await pool.acquire(origin, loop.time() + 5)
+        connection.start(b"POST / HTTP/1.1\r\n\r\n", b"", Breaks(connection, loop), loop.time() + 5)
+        assert connection._transport is not None
+        connection._transport.abort()
+        await asyncio.sleep(0.05)
+        assert pool.open(origin) == 0
