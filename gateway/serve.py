@@ -181,7 +181,9 @@ class GatewayServer(uvicorn.Server):
             if self._worker is not None and self._worker.number > 0:
                 return
             scheme = "http" if self._gateway.config.tls_cert is None else "https"
-            print(f"prfaas gateway: listening on {scheme}://{self._gateway.config.host}:{port}", flush=True)
+            host = self._gateway.config.host.strip("[]")
+            at = f"[{host}]" if ":" in host else host
+            print(f"prfaas gateway: listening on {scheme}://{at}:{port}", flush=True)
 
     async def _begin(self, listener: socket.socket) -> None:
         # What is there now stays: to look through it again and again took a twentieth of every request.

@@ -317,6 +317,11 @@ def test_with_keys_and_tls_a_gateway_listens_off_the_loopback_and_asks_everybody
         process.terminate()
 
 
+def test_a_gateway_says_where_it_listens_as_others_write_it(model_dir: Path) -> None:
+    with Process(model_dir, "--host", "::1") as process:
+        assert process.said == f"prfaas gateway: listening on http://[::1]:{process.port}\n"
+
+
 @pytest.mark.parametrize("wrong", ["port", "host", "tls"])
 def test_an_address_or_certificate_that_cannot_be_used_is_one_clear_line(
     model_dir: Path, tmp_path: Path, wrong: str
