@@ -244,3 +244,16 @@ async def test_what_is_no_post_is_told_so(stage: Open, method: str) -> None:
     answer = await one.client.request(method, PATH)
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST, OPTIONS")
     assert (answer.content == b"") == (method == "HEAD")
+
+
+@pytest.mark.parametrize("extra", ["", "expect: 100-continue\r\n"])
+async def test_who_does_not_read_whole_answers_gets_no_more_of_them(stage: Open, extra: str) -> None:
+    one = await stage()
+    node = await one.node("d", Role.DECODE, on_generate=flooding(500, 8000))
+    _, writer = await connected(one, limit=1024)
+    writer.write(asking(extra=extra) * 6)
+    await one.until(lambda: node.jobs(GenerateJob))
+    await asyncio.sleep(1)
+    assert len(node.jobs(GenerateJob)) < 4
+    writer.transport.abort()
+    await one.until(lambda: not one.gateway.generation.in_flight.count)
