@@ -81,6 +81,26 @@ async def test_a_stack_is_measured_and_that_is_no_traffic(stage: Open, tmp_path:
     assert all(record["measures"] for record in records)
 
 
+async def test_a_prefill_whose_node_says_too_late_how_long_it_took_is_measured_again(
+    stage: Open, tmp_path: Path
+) -> None:
+    gate, out, lengths = await stage(request_timeout_s=20.0), tmp_path / "profile.json", set[int]()
+
+    async def late_at_first(node: FakeNode, job: PrefillJob) -> None:
+        if len(job.token_ids) not in lengths:
+            lengths.add(len(job.token_ids))
+            await asyncio.sleep(0.2)
+        await prefill(node, job)
+
+    await gate.node("p-local", Role.PREFILL, on_prefill=late_at_first)
+    await gate.node("d", Role.DECODE, on_generate=answer)
+    done = await prfaas("--gateway", gate.url, "--out", str(out), *SHORT)
+    assert done.exit_code == 0, done.output
+    assert Measured.of(out.read_bytes()).home.prefill.seconds(0, 200) == pytest.approx(
+        FIXED_S + TOKEN_S * 200, rel=0.01
+    )
+
+
 async def test_only_a_planner_may_measure_and_choose_the_way(stage: Open) -> None:
     gate = await opened(stage)
     keys = {role: gate.gateway.keys.create(role.value, role)[1] for role in _roles()}
