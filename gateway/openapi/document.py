@@ -101,7 +101,8 @@ def _described(
 
 
 def _responses(operation: Operation, has_parameters: bool, opened: bool) -> dict[str, Any]:
-    content: dict[str, Any] = {media: {"schema": {"type": "string"}} for media in operation.media}
+    # without a schema: readers of version 3.1 do not agree whether it would be of the stream or of each item in it
+    content: dict[str, Any] = {media: {} for media in operation.media}
     if operation.json:
         answer = operation.answer
         schema = {"$ref": _REFS.format(name=answer.__name__)} if isinstance(answer, type) else answer
