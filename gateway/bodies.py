@@ -29,12 +29,26 @@ def check_form(scope: Scope) -> None:
         raise ApiError(411, "content-length: say how long the body is, or send it in chunks", code="length_required")
 
 
+def too_large(limit: int) -> ApiError:
+    """A body beyond ``limit`` bytes."""
+    return ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large")
+
+
+def too_slow() -> ApiError:
+    """A body that has not come in time."""
+    return ApiError(408, f"the body did not come within {BODY_TIMEOUT_S:g} s", code="body_timeout")
+
+
+def announced_too_large(scope: Scope, limit: int) -> bool:
+    """Whether a body need not be waited for: its head says that it is beyond ``limit`` bytes."""
+    announced = header(scope, b"content-length")
+    return announced is not None and announced.isdigit() and int(announced) > limit
+
+
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     """The request's body. Raises ApiError 413 beyond ``limit`` bytes, 408 where it does not come, 400 if cut off."""
-    too_large = ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large")
-    announced = header(scope, b"content-length")
-    if announced is not None and announced.isdigit() and int(announced) > limit:
-        raise too_large
+    if announced_too_large(scope, limit):
+        raise too_large(limit)
     parts: list[bytes] = []
     size = 0
     try:
@@ -46,9 +60,9 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
                 part = event.get("body", b"")
                 size += len(part)
                 if size > limit:
-                    raise too_large
+                    raise too_large(limit)
                 parts.append(part)
                 if not event.get("more_body", False):
                     return b"".join(parts)
     except TimeoutError:
-        raise ApiError(408, f"the body did not come within {BODY_TIMEOUT_S:g} s", code="body_timeout") from None
+        raise too_slow() from None

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from gateway.asgi import Scope, header
-from gateway.bodies import BODY_TIMEOUT_S
+from gateway.asgi import Scope
+from gateway.bodies import BODY_TIMEOUT_S, announced_too_large, too_large, too_slow
 from gateway.eager import Eager
 from gateway.errors import ApiError
 from gateway.fleet.config import EngineConfig
@@ -151,9 +151,8 @@ class Caller:
 
     async def body(self) -> bytes:
         """The whole body. Raises ApiError 413 where it is too large, 408 where it does not come."""
-        announced = header(self.scope, b"content-length")
-        if announced is not None and announced.isdigit() and int(announced) > self._limit:
-            raise self._too_large()
+        if announced_too_large(self.scope, self._limit):
+            raise too_large(self._limit)
         if self.more_body and self._size <= self._limit:
             if self.waits_for_100:
                 self.waits_for_100 = False
@@ -166,7 +165,7 @@ class Caller:
             finally:
                 timer.cancel()
         if self._size > self._limit:
-            raise self._too_large()
+            raise too_large(self._limit)
         whole = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self._body = []
         return whole
@@ -177,11 +176,7 @@ class Caller:
 
     def _body_due(self) -> None:
         if self._arrived is not None and not self._arrived.done():
-            text = f"the body did not come within {BODY_TIMEOUT_S:g} s"
-            self._arrived.set_exception(ApiError(408, text, code="body_timeout"))
-
-    def _too_large(self) -> ApiError:
-        return ApiError(413, f"the body is larger than {self._limit} bytes", code="body_too_large")
+            self._arrived.set_exception(too_slow())
 
     # ---- its answer
 

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from msgspec import structs
 
+from gateway import refusals
 from gateway import request_headers as said
 from gateway.access import Access
 from gateway.admission import Admission, Pass
@@ -145,7 +146,7 @@ class Generation:
                     403, f"{said.MEASURE} needs a key with role planner", param=said.MEASURE, code="role_forbidden"
                 )
         elif not principal.may(Role.CLIENT):
-            raise ApiError(403, f"a key with role {principal.role} may not generate", code="role_forbidden")
+            raise refusals.no_role(principal)
         self.in_flight.check()
 
     async def _answer(self, caller: Caller, principal: Principal, admitted: Pass) -> None:

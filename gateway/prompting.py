@@ -7,11 +7,12 @@ import secrets
 
 import msgspec
 
+from gateway import refusals
 from gateway import request_headers as said
 from gateway.admission import Pass
 from gateway.building import Prompted
 from gateway.caller import Caller
-from gateway.errors import ApiError, bad_field
+from gateway.errors import bad_field
 from gateway.keys import Principal
 from gateway.model import ServedModel
 from gateway.openai.requests import GenerationRequest
@@ -64,12 +65,7 @@ class Prompting:
         """The request as it is routed; ``admitted`` holds the tokens that it needs. Raises ApiError."""
         scope = caller.scope
         if not (self._s.model.answers_to(request.model) and principal.may_use(request.model)):
-            raise ApiError(
-                404,
-                f"the model {request.model[:80]!r} does not exist, or this key may not use it",
-                param="model",
-                code="model_not_found",
-            )
+            raise refusals.no_model(request.model)
         hint, hint_cluster = said.route_hint(scope, principal, [one.name for one in self._s.registry.clusters])
         quality, session, slo = said.quality(scope), said.session(scope), said.ttft_slo(scope)
         self._check_sampling(request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gateway.errors import ApiError
 from gateway.failures import AttemptFailed
+from gateway.keys import Principal
 from scheduler.decision import Decision, Reason
 
 RETRY_AFTER_S = 1.0
@@ -14,6 +15,17 @@ _CURES = {
     Reason.RESIDENCY: "this key's prompts may not be where this gateway decodes; set its region with "
     "`prfaas clusters set`, or use a gateway there",
 }
+
+
+def no_model(name: str) -> ApiError:
+    """Nobody tells whether it is there from those who may not use it."""
+    text = f"the model {name[:80]!r} does not exist, or this key may not use it"
+    return ApiError(404, text, param="model", code="model_not_found")
+
+
+def no_role(principal: Principal) -> ApiError:
+    """Its key is for other things than generating."""
+    return ApiError(403, f"a key with role {principal.role} may not generate", code="role_forbidden")
 
 
 def no_way(decision: Decision) -> ApiError:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from gateway import refusals
 from gateway import request_headers as said
 from gateway.admission import Pass
 from gateway.building import Prompted
@@ -88,8 +89,7 @@ class SplitServing:
         if name is None or not name.splits:
             raise ApiError(404, f"no engine serves {model!r} any more", param="model", code="model_not_found")
         if not principal.may_use(model):
-            text = f"the model {model!r} does not exist, or this key may not use it"
-            raise ApiError(404, text, param="model", code="model_not_found")
+            raise refusals.no_model(model)
         clusters = [engine.config.cluster for engine in fleet.of(model)]
         hint, hint_cluster = said.route_hint(scope, principal, clusters)
         quality, session, slo = said.quality(scope), said.session(scope), said.ttft_slo(scope)

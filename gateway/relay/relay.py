@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from gateway import refusals
 from gateway.access import Access
 from gateway.admission import Admission
 from gateway.asgi import header
@@ -111,10 +112,9 @@ class Relay:
     ) -> None:
         """Raises ApiError."""
         if not principal.may(Role.CLIENT):
-            raise ApiError(403, f"a key with role {principal.role} may not generate", code="role_forbidden")
+            raise refusals.no_role(principal)
         if not principal.may_use(asked.model):
-            text = f"the model {asked.model[:80]!r} does not exist, or this key may not use it"
-            raise ApiError(404, text, param="model", code="model_not_found")
+            raise refusals.no_model(asked.model)
         if asked.forbidden is not None:
             raise bad_field(asked.forbidden, f"{asked.forbidden}: where KV is, only the gateway tells engines")
         if self._admission.shared:

@@ -45,6 +45,7 @@ from kvcache.wire import Role
 from node.bench.relay import load, process
 from node.bench.relay.load import Target
 from tests.gateway.fakes import FakeNode
+from tests.gateway.model_files import write_shell
 
 MODEL = "mock"
 CLUSTER = "east"
@@ -118,19 +119,7 @@ async def _round(target: Target, setting: Setting) -> dict[str, float]:
 
 def write_model(directory: Path) -> None:
     """A model that nobody computes with, whose tokeniser makes one token of a common word."""
-    config = {
-        "model_type": "llama",
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "max_position_embeddings": CONTEXT,
-        "vocab_size": 512,
-    }
-    (directory / "config.json").write_text(json.dumps(config))
-    header = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
-    (directory / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    write_shell(directory, CONTEXT, 512)
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     word = "Ġhello"
     merges = [(word[:end], word[end]) for end in range(1, len(word))]
